@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from incumbent import Lock
 from tests import tiers
 from tests.cli.tool import called, command_line, environment, incumbent, start
 from tests.support.proxy import FaultProxy
@@ -226,6 +228,58 @@ def test_a_store_that_is_named_and_empty_is_refused(touched: Path, named: tuple[
     empty = {"INCUMBENT_STORE": ""}
     done = incumbent(*named, "run", "job", "--", "touch", touched, env=empty)
     refused(done, "is empty: name a store")
+
+
+@pytest.mark.left(tiers.FORMS, "words0", "words3", "words4")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "job", "-N", ""),
+        ("run", "job", "--result-file", ""),
+        ("lead", "job", "--namespace", ""),
+        ("lead", "job", "--ping", "https://127.0.0.1/", "--ping-every", ""),
+        ("work", "job", "--workers", "2", "--namespace", ""),
+    ],
+)
+def test_an_option_that_was_given_empty_is_not_left_out(
+    store: str, touched: Path, words: tuple[str, ...]
+) -> None:
+    """An unset variable of a script would make it another fleet, or another candidate."""
+    done = called(["-s", store, *words, "--", "touch", str(touched)], environment())
+    assert done.returncode == 64, done.stderr
+
+
+@pytest.mark.left(tiers.FORMS, "words0", "words4", "words5")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status", "job", "-N", ""),
+        ("status", ""),
+        ("pause", "job", "--namespace="),
+        ("pause", "--all", ""),
+        ("doctor", "-N", ""),
+        ("serve", "-N", ""),
+        ("serve", "--listen", ""),
+        ("resign", "job", "--to", ""),
+        ("trigger", "job", "--timeout", ""),
+    ],
+)
+def test_a_question_with_an_empty_option_is_refused(store: str, words: tuple[str, ...]) -> None:
+    with Lock("job", store=store):
+        done = called(["-s", store, *words], environment())
+    assert (done.returncode, done.stdout) == (64, ""), done.stderr
+
+
+@pytest.mark.parametrize("option", ["--namespace", "--holder", "--drain"])
+def test_jobs_get_no_default_for_an_option_that_is_empty(
+    store: str, tmp_path: Path, option: str
+) -> None:
+    (tmp_path / "jobs.toml").write_text('[[job]]\nname = "x"\nevery = "1h"\ncommand = "true"\n')
+    (tmp_path / "ours.py").write_text(f"import incumbent\njobs = incumbent.Jobs({store!r})\n")
+    env = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    for what in (str(tmp_path / "jobs.toml"), "ours:jobs"):
+        done = incumbent("-s", store, "cron", what, option, "", env=env)
+        assert done.returncode == 64, done.stderr
 
 
 def shell(line: str, store: str) -> subprocess.CompletedProcess[str]:

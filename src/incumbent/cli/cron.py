@@ -94,20 +94,20 @@ def _load(request: CommandRequest) -> LoadedJobs:
 def _fleet_from(request: CommandRequest) -> FleetSettings:
     make_key(request.namespace, "x")
     policy_of(request)
-    drain = parse_duration(request.text("drain") or _DRAIN, "drain")
-    holder = request.text("holder") or default_holder()
+    drain = parse_duration(request.text_or("drain", _DRAIN), "drain")
+    holder = request.text_or("holder", default_holder())
     lock: LockSettings = {"holder": holder, "grace": request.text("grace")}
     if (ttl := request.text("ttl")) is not None:
         lock["ttl"] = ttl
     # The holder is also part of a field's name.
-    if len(holder) > 200 or not holder.isprintable() or " " in holder:
+    if not 1 <= len(holder) <= 200 or not holder.isprintable() or " " in holder:
         raise ConfigError("holder: 1 to 200 printable characters without blanks", name="holder")
     return FleetSettings(
         store_url(request.text("store")),
         request.namespace,
         holder,
         lock,
-        request.text("isolate") or "auto",
+        request.text_or("isolate", "auto"),
         request.on("share_store"),
         drain,
         number(request, "max_runs", 1, _MOST_RUNS, MAX_RUNS),
@@ -122,7 +122,7 @@ def _serve_module(request: CommandRequest) -> int:
         if request.text(dest) is not None:
             text = f"{dest} is for a file of commands, not for functions"
             raise ConfigError(text, name=dest)
-    store, holder = request.text("store"), request.text("holder") or default_holder()
+    store, holder = request.text("store"), request.text_or("holder", default_holder())
     situation = Situation(request.namespace, holder, ttl=ttl)
     jobs.overrule(
         store=None if store is None else store_url(store),
@@ -133,7 +133,7 @@ def _serve_module(request: CommandRequest) -> int:
         situation=situation,
     )
     with health(request, situation):
-        return jobs.run(on_event=Events(instance=holder), drain=request.text("drain") or _DRAIN)
+        return jobs.run(on_event=Events(instance=holder), drain=request.text_or("drain", _DRAIN))
 
 
 def _is_module(name: str) -> bool:

@@ -210,7 +210,7 @@ def _past_row(
 
 
 def _trigger(request: CommandRequest) -> int:
-    timeout = parse_duration(request.text("timeout") or _WAIT, "timeout")
+    timeout = parse_duration(request.text_or("timeout", _WAIT), "timeout")
     with open_client(request) as client:
         operator = Operator(request, client, "fields")
         record = operator.read()

@@ -75,7 +75,7 @@ def _lead(request: CommandRequest, label: str, report: _Report) -> int:
 
     news = news_of(request, log)
     # The guard is forked while there is neither a thread nor a connection.
-    with start_guard(request.text("isolate") or "auto") as guard, Signals() as signals:
+    with start_guard(request.text_or("isolate", "auto")) as guard, Signals() as signals:
         try:
             # The client is closed last: it gives back the leases that are still to be released.
             with Client(url, namespace=request.namespace) as client:

@@ -40,8 +40,8 @@ _REREAD_AFTER = 5.0
 
 def open_client(request: CommandRequest) -> Client:
     """A client of the request's store and namespace. Raises ConfigError, also for a bad NAME."""
-    if request.name:
-        check_name(request.name)
+    if (name := request.text("name")) is not None:
+        check_name(name)
     return Client(store_url(request.text("store")), namespace=request.namespace)
 
 

@@ -48,6 +48,11 @@ class CommandRequest:
         value = self.values.get(dest)
         return value if isinstance(value, str) else None
 
+    def text_or(self, dest: str, default: str) -> str:
+        """The value of an option, or `default`; what was given empty is no default."""
+        value = self.text(dest)
+        return default if value is None else value
+
     def on(self, dest: str) -> bool:
         """Whether a switch is on."""
         return self.values.get(dest) is True
@@ -60,7 +65,7 @@ class CommandRequest:
     @property
     def namespace(self) -> str:
         """The namespace, by default "default"."""
-        return self.text("namespace") or "default"
+        return self.text_or("namespace", "default")
 
     def as_typed(self, message: str) -> str:
         """Replace Python's names of settings in a message by the caller's flags and variables."""

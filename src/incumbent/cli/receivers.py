@@ -30,13 +30,13 @@ def webhook_of(request: CommandRequest) -> Receiver | None:
 
 def news_from(request: CommandRequest, log: Callable[[str], None]) -> TermNews:
     """What `--notify` and `--ping` ask for. Raises ConfigError."""
-    ping, every = _url(request, "ping"), request.text("ping_every")
-    if every is not None and ping is None:
+    ping = _url(request, "ping")
+    if request.text("ping_every") is not None and ping is None:
         raise ConfigError("ping_every is about pings: add --ping", name="ping_every")
     return TermNews(
         webhook_of(request),
         None if ping is None else parse_ping(ping, "ping"),
-        parse_duration(every or _EVERY, "ping_every", least=1, most=86_400),
+        parse_duration(request.text_or("ping_every", _EVERY), "ping_every", least=1, most=86_400),
         _LINGER_RUN if request.command == "run" else LINGER,
         log,
     )

@@ -58,20 +58,20 @@ class _RunEnd:
 
 def command(request: CommandRequest) -> int:
     result_file = request.text("result_file")
-    if result_file:
+    if result_file is not None:
         # Before anything runs: it must be possible to write the file at the end.
         writable = os.access(result_file, os.W_OK)
         if not _is_written_to(result_file):
             folder = os.path.dirname(os.path.realpath(result_file))  # noqa: PTH120 - pathlib costs start-up time
             writable = os.access(folder, os.W_OK | os.X_OK)
-        if os.path.isdir(result_file) or not writable:  # noqa: PTH112 - likewise
+        if not result_file or os.path.isdir(result_file) or not writable:  # noqa: PTH112 - likewise
             text = f"result_file={result_file!r} cannot be written"
             raise ConfigError(text, name="result_file")
     run_end = _run_to_end(request)
     if run_end.line and not (run_end.outcome == "skipped" and request.on("quiet")):
         # The refused setting may be the name itself, which may have any length.
         say(run_end.line if run_end.outcome == "refused" else f"{request.name}: {run_end.line}")
-    if result_file:
+    if result_file is not None:
         _write_result(result_file, run_end, request)
     return run_end.code
 
@@ -105,7 +105,7 @@ def _run(request: CommandRequest) -> _RunEnd:
     url = store_url(request.text("store"))
     # The guard forks: start it before any thread, and before any connection, which it would keep
     # open.
-    with start_guard(request.text("isolate") or "auto") as guard, Signals() as signals:
+    with start_guard(request.text_or("isolate", "auto")) as guard, Signals() as signals:
         settings = lock_settings(request)
         try:
             with signals.interrupting():

@@ -33,7 +33,7 @@ def command(request: CommandRequest) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     with closing(PageSite(url, request.namespace)) as site:
         alive = dict.fromkeys(OPEN_PATHS, lambda _: Page(200, TEXT, "ok\n"))
-        listen, token_file = request.text("listen") or _LISTEN, request.text("token_file")
+        listen, token_file = request.text_or("listen", _LISTEN), request.text("token_file")
         user_header = request.text("user_header")
         pages = PageServer({**alive, **site.routes()}, listen, token_file, user_header)
         situation = Situation(request.namespace, "the page")

@@ -25,7 +25,7 @@ _RESERVED = 5.0
 def command(request: CommandRequest) -> int:
     switches = request.command in ("pause", "unpause")
     every_job = request.on("all")
-    if switches and every_job == bool(request.name):
+    if switches and every_job == (request.text("name") is not None):
         raise ConfigError(f"{request.command}: give a NAME, or --all for every job", name="name")
     with open_client(request) as client:
         if every_job:
@@ -40,8 +40,8 @@ def command(request: CommandRequest) -> int:
 
 
 def _end_holding(request: CommandRequest, operator: Operator) -> int:
-    record, to = operator.read(), request.text("to") or ""
-    if to:
+    record, to = operator.read(), request.text_or("to", "")
+    if request.text("to") is not None:
         _check_successor(operator.client, record, to)
     if not record.holdings:
         return operator.answer("free", f"nobody holds it{operator.hint(record)}")

@@ -477,7 +477,7 @@ class Jobs:
         """
         self._situation = situation or self._situation
         self._store = self._store if store is None else store
-        self._namespace = namespace or self._namespace
+        self._namespace = self._namespace if namespace is None else namespace
         if holder is not None:
             self._settings["holder"] = holder
         make_key(self._namespace, "x")
