@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from incumbent import ConfigError, LeaseLost, Lock, Misuse
 from incumbent.fencing import Token, create_table, with_token
 from tests.stores.postgresql.world import new_database
+from tests.support.mariadb import MariaServer
 from tests.support.postgresql import PostgresServer
 from tests.support.waiting import eventually
 
@@ -93,6 +94,43 @@ def test_sqlalchemy_in_autocommit_is_refused(path: str) -> None:
     with engine.connect() as connection, pytest.raises(Misuse, match="autocommit"):
         with_token(Token("orders", 1), connection)
     engine.dispose()
+
+
+class Adapter:
+    """What SQLAlchemy has between itself and an asynchronous driver: it tells of no transaction."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.own = connection
+        for name in ("close", "commit", "create_function", "cursor", "execute", "rollback"):
+            setattr(self, name, getattr(connection, name))
+
+
+@pytest.mark.parametrize("level", [None, "DEFERRED"])
+def test_an_asynchronous_driver_is_asked_itself(
+    path: str, level: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sqlalchemy
+
+    def connect() -> Any:
+        return Adapter(sqlite3.connect(path, isolation_level=level))
+
+    engine = sqlalchemy.create_engine(f"sqlite:///{path}", creator=connect)
+    monkeypatch.setattr(engine.dialect, "get_driver_connection", lambda adapter: adapter.own)
+    with engine.connect() as connection:
+        if level is None:
+            with pytest.raises(Misuse, match="autocommit"):
+                with_token(Token("orders", 1), connection)
+        else:
+            with_token(Token("orders", 1), connection)
+    engine.dispose()
+
+
+def test_a_driver_that_tells_nothing_of_transactions_is_refused(
+    connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.paramstyle", "qmark", raising=False)
+    with pytest.raises(Misuse, match="does not tell"):
+        with_token(Token("orders", 1), Adapter(connection))
 
 
 def test_a_session_of_sqlalchemy_is_protected(path: str) -> None:
@@ -226,3 +264,71 @@ def test_an_asynchronous_connection_of_sqlalchemy_is_protected(url: str) -> None
     with pytest.raises(LeaseLost):
         asyncio.run(write(1))
     asyncio.run(write(2))
+
+
+@pytest.fixture
+def shop(maria_server: MariaServer) -> Callable[..., Any]:
+    """Connects to a database of MariaDB that has the table."""
+    import pymysql
+
+    database = maria_server.new_database()
+
+    def connect(**options: Any) -> Any:
+        where = {"host": "127.0.0.1", "port": maria_server.port, "user": "root"}
+        return closing(pymysql.connect(**where, database=database, **options))
+
+    with connect() as connection:
+        create_table(connection)
+    return connect
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("Orders", "orders"),
+        ("caf\u00e9", "cafe"),
+        ("a ", "a"),
+        ("job-\U0001f600", "job-\U0001f601"),
+    ],
+)
+def test_mariadb_takes_no_name_for_another(shop: Callable[..., Any], name: str, other: str) -> None:
+    with shop() as connection:
+        with_token(Token(name, 100), connection)
+        with_token(Token(other, 5), connection)
+        connection.commit()
+        with pytest.raises(LeaseLost, match="token 100 was here"):
+            with_token(Token(name, 99), connection)
+
+
+def test_in_autocommit_pymysql_needs_its_begin(shop: Callable[..., Any]) -> None:
+    with shop(autocommit=True) as connection:
+        with pytest.raises(Misuse, match="autocommit"):
+            with_token(Token("orders", 1), connection)
+        connection.begin()
+        with_token(Token("orders", 2), connection)
+        connection.rollback()
+        connection.begin()
+        with_token(Token("orders", 1), connection)
+
+
+def test_sqlalchemy_on_mariadb_is_protected(
+    shop: Callable[..., Any], maria_server: MariaServer
+) -> None:
+    import sqlalchemy
+
+    with shop() as connection:
+        database = connection.db.decode()
+    engine = sqlalchemy.create_engine(
+        f"mysql+pymysql://root@127.0.0.1:{maria_server.port}/{database}"
+    )
+    with engine.begin() as connection:
+        with_token(Token("Orders", 5), connection)
+        with_token(Token("orders", 1), connection)
+        with pytest.raises(LeaseLost):
+            with_token(Token("Orders", 4), connection)
+    with (
+        engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
+        pytest.raises(Misuse, match="autocommit"),
+    ):
+        with_token(Token("Orders", 6), connection)
+    engine.dispose()

@@ -17,7 +17,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "sql: in autocommit it seems to protect",
         "fencing/sql.py",
-        "    if not _in_transaction(_driver_connection(connection)):",
+        "    if not _in_transaction(driver):",
         "    if False:",
         "tests/fencing/test_sql.py",
     ),

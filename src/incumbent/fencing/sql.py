@@ -16,8 +16,10 @@ from incumbent.fencing.guards import Fenced, refused, resource_of, token_of
 
 _CREATE: Final = (
     "CREATE TABLE incumbent_fencing"
-    " (resource VARCHAR(255) PRIMARY KEY, token BIGINT NOT NULL, writes BIGINT NOT NULL)"
+    " (resource {} PRIMARY KEY, token BIGINT NOT NULL, writes BIGINT NOT NULL)"
 )
+# MySQL and MariaDB compare texts without case, accents and trailing blanks.
+_MYSQL: Final = frozenset({"MySQLdb", "aiomysql", "asyncmy", "mariadb", "mysql", "pymysql"})
 # `writes` changes in any case: some drivers count rows that changed, not rows that matched.
 _UPDATE: Final = (
     "UPDATE incumbent_fencing SET token = ?, writes = writes + 1 WHERE resource = ? AND token <= ?"
@@ -41,7 +43,8 @@ def create_table(connection: Any) -> None:
 
     `connection` is as for `with_token`. Raises the driver's error if the table exists.
     """
-    _runner(connection)(_CREATE)
+    binary = _is_of_mysql(_driver_connection(connection))
+    _runner(connection)(_CREATE.format("VARBINARY(255)" if binary else "VARCHAR(255)"))
 
 
 def with_token(lease: Fenced, connection: Any, *, resource: str | None = None) -> None:
@@ -53,33 +56,36 @@ def with_token(lease: Fenced, connection: Any, *, resource: str | None = None) -
     made by `create_table`.
 
     Raises LeaseLost, also if the lease is not proved any more: roll back then. Raises Misuse in
-    autocommit, where the check would end before the next statement, ConfigError, and the driver's
-    own errors: if two first writers come at once, one gets IntegrityError and has to try again.
+    autocommit, where the check would end before the next statement, and if the driver does not tell
+    whether that is so. Raises ConfigError, and the driver's own errors: if two first writers come
+    at once, one gets IntegrityError and has to try again.
     """
     lease.check()
     name, token = resource_of(lease, resource), token_of(lease)
-    run = _runner(connection)
+    run, driver = _runner(connection), _driver_connection(connection)
+    key = name.encode() if _is_of_mysql(driver) else name
     # The update first: it locks the row, so that no later holder's token comes between check and
     # write.
-    if not (_update_row(run, name, token) or _insert_row(run, name, token)):
-        row = run(_SELECT, name).fetchone()
+    if not (_update_row(run, key, token) or _insert_row(run, key, token)):
+        row = run(_SELECT, key).fetchone()
         raise refused(name, token, None if row is None else row[0])
     # Some drivers begin a transaction with the first write, so it can be seen only now.
-    if not _in_transaction(_driver_connection(connection)):
+    if not _in_transaction(driver):
         raise Misuse(
-            "with_token() on a connection in autocommit, outside of a transaction: its check is"
-            " over before the next statement; begin a transaction first"
+            "with_token() on a connection in autocommit, outside of a transaction, or of a driver"
+            " that does not tell: its check is over before the next statement; begin a transaction"
+            " first"
         )
 
 
-def _update_row(run: _Run, name: str, token: int) -> bool:
+def _update_row(run: _Run, name: str | bytes, token: int) -> bool:
     passed = run(_UPDATE, token, name, token).rowcount
     if passed not in (0, 1):
         raise Misuse(f"with_token() needs a driver that counts rows; this one says {passed}")
     return bool(passed)
 
 
-def _insert_row(run: _Run, name: str, token: int) -> bool:
+def _insert_row(run: _Run, name: str | bytes, token: int) -> bool:
     if run(_SELECT, name).fetchone() is None:
         run(_INSERT, name, token)
         return True
@@ -135,14 +141,23 @@ def _driver_connection(connection: Any) -> Any:
     pooled = getattr(connection, "connection", None)
     if callable(pooled):  # a Session's method, where a Connection has its pool's connection
         pooled = pooled().connection
-    return getattr(pooled, "dbapi_connection", None) or connection
+    # Not `dbapi_connection`: that of an asynchronous driver hides whether it is in a transaction.
+    return getattr(pooled, "driver_connection", None) or connection
+
+
+def _is_of_mysql(driver: Any) -> bool:
+    return any(base.__module__.partition(".")[0] in _MYSQL for base in type(driver).__mro__)
 
 
 def _in_transaction(driver: Any) -> bool:
     status = getattr(getattr(driver, "info", None), "transaction_status", None)
     if status is not None:  # of psycopg, where 0 is idle
         return int(status) != 0
-    if hasattr(driver, "in_transaction"):  # sqlite3
+    if hasattr(driver, "in_transaction"):  # sqlite3, aiosqlite
         return bool(driver.in_transaction)
-    autocommit = getattr(driver, "get_autocommit", None) or getattr(driver, "autocommit", False)
+    if hasattr(driver, "is_in_transaction"):  # asyncpg
+        return bool(driver.is_in_transaction())
+    if getattr(driver, "server_status", 0) & 1:  # PyMySQL, after begin() in autocommit too
+        return True
+    autocommit = getattr(driver, "get_autocommit", None) or getattr(driver, "autocommit", True)
     return not (autocommit() if callable(autocommit) else autocommit)
