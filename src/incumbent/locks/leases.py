@@ -55,6 +55,7 @@ from incumbent.locks.options import IfLost, OnLost, parse_timeout
 from incumbent.locks.other_words import refuse_wrong_with
 from incumbent.protocol.messages import claim_lost, lease_lost
 from incumbent.protocol.release import give_up, release, release_all, release_blocking
+from incumbent.runtime.buckets import Buckets
 from incumbent.runtime.link import LeaseView, Link
 from incumbent.stores.plan import run_blocking
 
@@ -181,7 +182,7 @@ class AnyLease:
         # The first body of a reentrant lock is around the others of its task.
         if task is not None and not self._claims[0].reentries:
             for claim in self._claims:
-                lapse = partial(_lapse_if_stranded, weakref.ref(task), self._link, claim.ref)
+                lapse = partial(_lapse_if_stranded, weakref.ref(task), claim.ref)
                 self._link.keeper.watch_renewals(claim, lapse)
 
     def _refuse_second_body(self) -> None:
@@ -525,11 +526,12 @@ class AsyncLease(SingleLease, SuspendingLease):
     __slots__ = ()
 
 
-def _lapse_if_stranded(task: weakref.ref[Any], link: Link, ref: weakref.ref[Claim]) -> None:
+def _lapse_if_stranded(task: weakref.ref[Any], ref: weakref.ref[Claim]) -> None:
     """Renew the lease no longer if its body's loop was closed under it: the body never ends."""
     caller, claim = task(), ref()
     if caller and claim and not caller.done() and caller.get_loop().is_closed():
-        link.keeper.lapse(claim)
+        # Its deadline ends it, and calls those who watch it.
+        Buckets.discard(claim)
 
 
 def cancel_at_stop(lease: AnyLease) -> LeaseScope:

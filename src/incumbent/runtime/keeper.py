@@ -266,11 +266,6 @@ class Keeper:
             self._state.deadlines.forget(claim)
             self._call_watchers(claim)
 
-    def lapse(self, claim: Claim) -> None:
-        """Stop renewing `claim`, which is held on until its deadline."""
-        self._state.new.pop(claim.ref, None)
-        self._state.buckets.discard(claim)
-
     def watch(
         self, claim: Claim, watcher: Callable[[], None], *, ahead: float | None = 0.0
     ) -> None:
