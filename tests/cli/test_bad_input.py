@@ -308,6 +308,17 @@ def test_help_that_cannot_be_written_shows_no_traceback(store: str) -> None:
     assert len(shell("$I --help >/dev/full", store).stderr.splitlines()) <= 1
 
 
+@pytest.mark.left(tiers.FORMS, "words1", "words2")
+@pytest.mark.parametrize("words", [("status",), ("why", "job"), ("history", "job")])
+def test_what_an_output_cannot_write_is_shown_escaped(store: str, words: tuple[str, ...]) -> None:
+    env = environment({"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"})
+    with Lock("job", store=store, holder="M\u00fcller\u2192"):
+        line = command_line("-s", store, *words)
+        done = subprocess.run(line, env=env, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"M\xfcller\\u2192" in done.stdout
+
+
 def test_what_the_system_refuses_is_not_called_a_defect(store: str) -> None:
     done = shell("ulimit -n 12; $I run job -- true", store)
     assert done.returncode == 125

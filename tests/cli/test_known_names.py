@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from incumbent import Lock
 from incumbent.cli.help import script_for
 from tests import tiers
 from tests.cli.tool import answer, environment, incumbent, start
@@ -29,6 +30,26 @@ def test_a_misspelt_name_is_nothing_on_record_and_names_the_one_that_was_meant(
     done = incumbent("-s", nightly, command, "nightyl")
     assert done.returncode == 0
     assert "nothing on record; did you mean 'nightly'?" in done.stdout + done.stderr
+
+
+def test_a_name_that_has_no_more_on_record_is_not_taken_for_itself(store: str) -> None:
+    for words in (("pause",), ("unpause",)):
+        assert incumbent("-s", store, *words, "p").returncode == 0
+    done = incumbent("-s", store, "why", "p")
+    assert done.stdout.splitlines()[-1] == "p: nothing on record"
+    assert "did you mean" not in done.stderr
+
+
+def test_a_name_that_begins_as_options_do_can_be_steered(store: str) -> None:
+    with Lock("-x", store=store):
+        assert "held" in incumbent("-s", store, "status", "--", "-x").stdout
+        done = incumbent("-s", store, "pause", "--reason", "r", "--", "-x", "extra")
+        assert (done.returncode, done.stderr) == (
+            64,
+            "incumbent: pause runs nothing: only a NAME may follow `--`\n",
+        )
+    assert incumbent("-s", store, "pause", "--", "-x").returncode == 0
+    assert "paused" in incumbent("-s", store, "why", "--", "-x").stdout
 
 
 def test_a_name_that_is_like_none_is_nothing_on_record(nightly: str) -> None:

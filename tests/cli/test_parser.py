@@ -33,6 +33,15 @@ def test_the_command_keeps_its_own_options_and_separators() -> None:
     assert parsed("run n -- npm run x -- --ttl 9").words == ("npm", "run", "x", "--", "--ttl", "9")
 
 
+@pytest.mark.parametrize("name", ["-x", "--held", "-1", "--", "run"])
+@pytest.mark.parametrize("command", ["status", "break", "-s memory: cron --check", "history -n 3"])
+def test_behind_a_separator_a_name_may_begin_as_options_do(command: str, name: str) -> None:
+    request = parse([*command.split(), "--", name], {})
+    assert (request.name, request.words) == (name, ())
+    assert request.command in command
+    assert not request.on("held")
+
+
 def test_flags_win_over_variables() -> None:
     request = parsed("run n --ttl 5s -- x", TTL="9s", GRACE="1s")
     assert (request.text("ttl"), request.text("grace")) == ("5s", "1s")
@@ -79,7 +88,9 @@ def test_the_corrected_line_can_be_pasted_into_a_shell() -> None:
         "run n --tt 5 -- x",
         "run n --ttl -- x",
         "run n --no-wait -- x",
-        "status -- x",
+        "status a -- x",
+        "status --",
+        "jobs -- x",
         "wait",
         "wait a b",
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import sys
@@ -58,6 +59,9 @@ def _open_standard_streams() -> None:
             file = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115, PTH123
             os.set_inheritable(file.fileno(), True)  # CMD inherits the stream.
             setattr(sys, name, file)
+    # A holder, or a job's output, may have characters that a terminal lacks.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _call(request: CommandRequest) -> int:

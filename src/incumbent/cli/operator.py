@@ -67,7 +67,7 @@ def describe_unknown(client: Client, record: Record, *, if_misspelt: bool = Fals
     if is_on_record(record):
         return ""
     try:
-        names = [one.key.name for one in client.scan("", REQUEST_TIMEOUT)]
+        names = [one.key.name for one in client.scan("", REQUEST_TIMEOUT) if one.key != record.key]
     except StoreError:
         names = []
     meant = nearest(record.key.name, names)

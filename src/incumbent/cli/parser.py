@@ -93,6 +93,9 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> CommandReques
     command = COMMANDS[name]
     _check_flags(name, ours, separated=separated)
     _check_separator(name, typed, command_line, separated=separated)
+    if separated and not command.with_cmd:
+        # As elsewhere `--` ends the options: a NAME may begin with "-".
+        ours, command_line = [*ours, "--", *command_line], []
     # A duration for --wait needs "=": without it the next word is NAME.
     ours = ["--wait=" if word == "--wait" else word for word in ours]
     flags = vars(_parser(name, command, ours).parse_args(ours))
@@ -182,8 +185,8 @@ def _check_separator(
 ) -> None:
     """Raise UsageError if `--` is missing or superfluous; the message shows the corrected line."""
     if not COMMANDS[name].with_cmd:
-        if separated:
-            raise UsageError(f"{name} runs nothing: there is no `--` in it")
+        if separated and len([*_plain_words(typed), *command_line]) != 2:
+            raise UsageError(f"{name} runs nothing: only a NAME may follow `--`")
         return
     if {"-h", "--help"} & set(typed):
         return
