@@ -58,3 +58,13 @@ def test_a_file_of_tokens_that_cannot_be_read_stops_all_writes(tmp_path: Path, t
     with pytest.raises(StoreError, match="20 digits"):
         replace_file(Token("report", 9), tmp_path / "report.csv", b"new")
     assert not (tmp_path / "report.csv").exists()
+
+
+def test_a_link_and_its_file_are_one_resource(tmp_path: Path) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    link.symlink_to("real")
+    replace_file(Token("report", 7), link, b"seven")
+    assert link.is_symlink()
+    with pytest.raises(LeaseLost, match="token 7 was here"):
+        replace_file(Token("report", 6), real, b"six")
+    assert real.read_bytes() == b"seven"

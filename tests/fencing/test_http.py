@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +138,11 @@ def test_a_connection_of_another_kind_passes(tmp_path: Path) -> None:
 
     asyncio.run(FencedASGI(app, str(tmp_path / "t.db"))({"type": "lifespan"}, None, None))
     assert seen == ["lifespan"]
+
+
+def test_the_file_of_tokens_may_be_a_database_of_the_application(tmp_path: Path, kind: Any) -> None:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
+        connection.execute("CREATE TABLE orders (name TEXT)")
+    server = kind(str(tmp_path / "shop.db"))
+    assert server.ask(WRITE, headers(Token("orders", 7))) == (200, "done")
+    assert server.ask(WRITE, headers(Token("orders", 6)))[0] == 409

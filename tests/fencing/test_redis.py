@@ -12,7 +12,7 @@ import redis.asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from incumbent import AlreadyReleased, ConfigError, LeaseLost, Lock
+from incumbent import AlreadyReleased, ConfigError, LeaseLost, Lock, Misuse, StoreError
 from incumbent.fencing import Token, async_write_redis, write_redis
 from tests.support.servers import RedisServer
 
@@ -80,3 +80,27 @@ def test_what_is_no_command_is_refused(client: redis.Redis, bad: Any) -> None:
     with pytest.raises(ConfigError, match="sequence of its words"):
         write_redis(Token("orders", 1), client, *bad)
     assert client.get("incumbent-fencing:orders") is None
+
+
+def test_a_pipeline_is_refused_before_it_queues_anything(
+    client: redis.Redis, redis_server: RedisServer
+) -> None:
+    with client.pipeline() as pipeline:
+        with pytest.raises(Misuse, match="pipeline"):
+            write_redis(Token("orders", 1), pipeline, ("INCR", "n"))
+        assert pipeline.execute() == []
+
+    async def write() -> None:
+        async with redis.asyncio.Redis.from_url(redis_server.url) as own, own.pipeline() as queue:
+            await async_write_redis(Token("orders", 1), queue, ("INCR", "n"))
+
+    with pytest.raises(Misuse, match="pipeline"):
+        asyncio.run(write())
+
+
+@pytest.mark.parametrize("torn", ["x", "", "-5", "zzzzzzzzzzzzzzzzzzzzzz", "1.5"])
+def test_a_key_without_a_token_stops_all_writes(client: redis.Redis, torn: str) -> None:
+    client.set("incumbent-fencing:orders", torn)
+    with pytest.raises(StoreError, match="instead of a token"):
+        write_redis(Token("orders", 10), client, ("INCR", "n"))
+    assert client.get("n") is None

@@ -151,9 +151,9 @@ def test_what_is_no_connection_is_refused(bad: Any) -> None:
         with_token(Token("orders", 1), bad)
 
 
-@pytest.mark.parametrize("bad", ["", "x" * 256, "a\nb"])
+@pytest.mark.parametrize("bad", ["", "x" * 256, "a\nb", "\udcff", 5])
 def test_a_resource_without_a_usable_name_is_refused(
-    connection: sqlite3.Connection, bad: str
+    connection: sqlite3.Connection, bad: Any
 ) -> None:
     with pytest.raises(ConfigError, match="resource"):
         with_token(Token("orders", 1), connection, resource=bad)

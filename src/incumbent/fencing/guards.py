@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from incumbent.errors import ConfigError, LeaseLost, StoreError
+from incumbent.errors import ConfigError, LeaseLost, Misuse, StoreError
 
 
 class Fenced(Protocol):
@@ -45,10 +45,10 @@ class Token(NamedTuple):
 
 def resource_of(lease: Fenced, resource: str | None) -> str:
     """The guarded resource's name. Raises ConfigError unless it is 1 to 255 printable bytes."""
-    name = lease.name if resource is None else resource
-    if not name or len(name.encode()) > 255 or not name.isprintable():
-        raise ConfigError(f"a resource is 1 to 255 printable bytes, not {name!r}", name="resource")
-    return name
+    name: object = lease.name if resource is None else resource
+    if isinstance(name, str) and name.isprintable() and 1 <= len(name.encode()) <= 255:
+        return name
+    raise ConfigError(f"a resource is 1 to 255 printable bytes, not {name!r}", name="resource")
 
 
 def token_of(lease: Fenced) -> int:
@@ -79,18 +79,18 @@ def refused(resource: str, token: int, seen: int | None = None) -> LeaseLost:
 def replace_file(lease: Fenced, path: str | os.PathLike[str], data: bytes) -> None:
     """If `lease` may write, replace `path` with `data`: as a whole, on disk, and by a rename.
 
-    The file `PATH.token` beside it has the largest token that wrote it. Keep that file, and write
-    with this function alone: it locks `PATH.token` (flock) during its work, so a later holder
-    waits for a write that passed before. A reader sees the old data or the new. All writers have to
-    share a file system and its locks: a local one, or NFS 4. A crash between the steps can only
-    make the guard refuse more.
+    If `path` is a symbolic link, its file is meant. The file `PATH.token` beside that has the
+    largest token that wrote it. Keep that file, and write with this function alone: it locks
+    `PATH.token` (flock) during its work, so a later holder waits for a write that passed before. A
+    reader sees the old data or the new. All writers have to share a file system and its locks: a
+    local one, or NFS 4. A crash between the steps can only make the guard refuse more.
 
     Raises LeaseLost, also if the lease is not proved any more, StoreError if `PATH.token` contains
     no token, ConfigError, and OSError; the file is then intact, and the old one unless its last
     sync failed.
     """
     lease.check()
-    target, token = Path(path), token_of(lease)
+    target, token = Path(os.path.realpath(path)), token_of(lease)
     with _locked(Path(f"{target}.token")) as guard:
         seen = _token_seen(guard, target)
         if token < seen:
@@ -159,7 +159,7 @@ _KEY: Final = "incumbent-fencing:"
 _SCRIPT: Final = """
 local guard, token = KEYS[1], ARGV[1]
 local seen = redis.call('GET', guard)
-if seen and (#seen > #token or (#seen == #token and seen > token)) then
+if seen and (not seen:match('^%d+$') or (#seen > #token or (#seen == #token and seen > token))) then
   return {0, seen}
 end
 redis.call('SET', guard, token)
@@ -186,10 +186,11 @@ def write_redis(
     key `incumbent-fencing:RESOURCE` for ever: keep it from eviction. A failover that can lose the
     newest writes can lose that token too.
 
-    Raises LeaseLost, also if the lease is not proved any more, ConfigError, and redis-py's errors:
-    after a TimeoutError or ConnectionError the commands may have run.
+    Raises LeaseLost, also if the lease is not proved any more, StoreError if that key contains no
+    token, Misuse for a pipeline, ConfigError, and redis-py's errors: after a TimeoutError or
+    ConnectionError the commands may have run.
     """
-    name, arguments = _prepared(lease, commands, resource)
+    name, arguments = _prepared(lease, client, commands, resource)
     return _replies_of(lease, name, client.eval(_SCRIPT, 1, *arguments))
 
 
@@ -197,13 +198,15 @@ async def async_write_redis(
     lease: Fenced, client: Any, *commands: Command, resource: str | None = None
 ) -> list[Any]:
     """`write_redis` for clients of redis-py's `redis.asyncio`."""
-    name, arguments = _prepared(lease, commands, resource)
+    name, arguments = _prepared(lease, client, commands, resource)
     return _replies_of(lease, name, await client.eval(_SCRIPT, 1, *arguments))
 
 
 def _prepared(
-    lease: Fenced, commands: tuple[Command, ...], resource: str | None
+    lease: Fenced, client: Any, commands: tuple[Command, ...], resource: str | None
 ) -> tuple[str, list[Argument]]:
+    if hasattr(client, "execute"):
+        raise Misuse("write_redis() takes a client of redis-py, not a pipeline, which only queues")
     lease.check()
     if not commands or not all(commands) or any(isinstance(c, str | bytes) for c in commands):
         raise ConfigError(
@@ -216,6 +219,13 @@ def _prepared(
 
 def _replies_of(lease: Fenced, name: str, reply: list[Any]) -> list[Any]:
     passed, *replies = reply
-    if passed != 1:
-        raise refused(name, lease.fencing_token, int(replies[0]))
-    return replies
+    if passed == 1:
+        return replies
+    seen = replies[0] if isinstance(replies[0], bytes) else replies[0].encode()
+    if seen.isdigit():
+        raise refused(name, lease.fencing_token, int(seen))
+    raise StoreError(
+        f"the key {_KEY}{name} has {seen[:30]!r} instead of a token; nothing was written: write"
+        " there the largest token that the resource may have seen",
+        permanent=True,
+    )

@@ -47,7 +47,7 @@ class _TokenGuard:
         self._resource = resource
         with closing(self._open()) as tokens:
             tokens.execute("BEGIN IMMEDIATE")
-            if not tokens.execute("SELECT 1 FROM sqlite_master").fetchone():
+            if not tokens.execute("PRAGMA table_info(incumbent_fencing)").fetchone():
                 create_table(tokens)
             tokens.execute("COMMIT")
 
