@@ -245,7 +245,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     _d(
         "a first use does not find out whether conditional writes hold",
         "stores/pooled_registers.py",
-        "if not self.proved:\n                run_blocking(",
+        "if not self.served:\n                run_blocking(",
         "if False:\n                run_blocking(",
         f"{_IN}test_bad_input.py::test_a_proxy_that_drops_the_condition_is_found",
     ),

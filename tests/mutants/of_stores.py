@@ -172,7 +172,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "quorum: a member's settings are asked for when it is connected, and never again",
         "stores/quorum/connecting.py",
-        "        admit(facts, site.where, allow_eviction=site.allow_eviction, proved=True)\n",
+        "        admit(facts, site.where, allow_eviction=site.allow_eviction, served=True)\n",
         "        pass\n",
         f"{_UNFIT}[quorum_that_evicts]",
     ),

@@ -160,11 +160,11 @@ def test_a_name_that_vanishes_later_may_come_back() -> None:
     unknown = socket.gaierror(socket.EAI_NONAME, "planned")
     assert is_unknown(unknown)
     assert connect_error(unknown, RedisSite(RedisTarget(), "here")).permanent
-    assert not connect_error(unknown, RedisSite(RedisTarget(), "here", proved=True)).permanent
+    assert not connect_error(unknown, RedisSite(RedisTarget(), "here", served=True)).permanent
     # Another server named it: that one may name a better one next time.
     assert not connect_error(unknown, RedisSite(RedisTarget(), "here", named=False)).permanent
     site = EtcdSite(parse_etcd_url("etcd://a"))
-    site.proved = True
+    site.served = True
     assert not site.cannot_connect(unknown, "a:2379").permanent
 
 

@@ -78,7 +78,7 @@ W = TypeVar("W", bound=PooledConnection)
 class PooledOperations(PollingOperations, BoundedRunner[W, None]):
     """The operations; they block. `error_class`: what a server's errors are raised as.
 
-    `places`: where servers are; the one that served last is asked first. `proved`: one has served
+    `places`: where servers are; the one that served last is asked first. `served`: one has served
     this process, so that even what looks final may be temporary.
     """
 
@@ -88,7 +88,7 @@ class PooledOperations(PollingOperations, BoundedRunner[W, None]):
     def __init__(self, where: str, places: Sequence[Any], dialect: Deciding) -> None:
         super().__init__(where, ThreadWakeup, _sleep)
         self.places, self.dialect, self.looks = list(places), dialect, Looks()
-        self.proved = False
+        self.served = False
 
     # -- what a store says --------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class PooledOperations(PollingOperations, BoundedRunner[W, None]):
             else:
                 # Another list, in one assignment: other threads go through the old one.
                 self.places = [place, *(other for other in self.places if other != place)]
-                self.proved = True
+                self.served = True
                 return wire
         # If one of the servers may serve later, the caller may wait for it.
         raise min(failures, key=lambda it: it.permanent)
@@ -147,7 +147,7 @@ class PooledOperations(PollingOperations, BoundedRunner[W, None]):
         except (OSError, Broken) as error:
             raise_if_from_signal(error)
             final = is_unknown(error) or "certificate verify failed" in str(error)
-            raise self._out_of_reach(error, permanent=final and not self.proved) from error
+            raise self._out_of_reach(error, permanent=final and not self.served) from error
         except self.error_class as error:
             raise self.failure(error, "") from error
 
@@ -158,7 +158,7 @@ class PooledOperations(PollingOperations, BoundedRunner[W, None]):
         """Raise StoreUnavailable, and close the connection, if the server is not fit."""
         try:
             self.examine(wire, until)
-            if not self.proved:
+            if not self.served:
                 run_blocking(drive(probe(self.where), replies(self.exchange(wire), until)))
         except BaseException as error:
             wire.close()

@@ -86,7 +86,7 @@ def test_the_oldest_key_has_the_name_and_a_ticket_is_the_turn_of_ours(
 ) -> None:
     found = contenders(NAMES, [key(*each) for each in keys.items()])
     assert [entry.key for entry in found.holders] == [NAMES.contenders + key for key in holders]
-    assert found.awaited_ticket == turn
+    assert found.ticket_in_turn == turn
     assert NAMES.ticket not in [entry.key for entry in found.keys]
 
 

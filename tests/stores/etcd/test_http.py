@@ -105,6 +105,6 @@ def test_only_what_is_known_not_to_be_carried_out_is_called_so(
     error, site = GatewayError(text), EtcdSite(parse_etcd_url("etcd://e1"))
     found = site.error_for(error, doubt=not error.not_done)
     assert (type(found), found.permanent) == (kind, permanent)
-    site.proved = True
+    site.served = True
     again = site.error_for(error, doubt=True)
     assert (type(again), again.permanent) == (OutcomeUnknown, False)

@@ -129,7 +129,7 @@ def test_an_answer_at_a_smaller_revision_than_was_known_when_it_was_asked_does_n
     assert not cluster.fits("1", 13, cluster.floor)
 
 
-def test_nothing_that_was_remembered_of_a_disowned_incarnation_is_left() -> None:
+def test_nothing_that_was_remembered_of_an_incarnation_that_ended_is_left() -> None:
     cluster = new_cluster()
     cluster.incarnation = ClusterMarker("e", 500, "", 0.0)
     sessions = cluster.sessions
@@ -137,13 +137,13 @@ def test_nothing_that_was_remembered_of_a_disowned_incarnation_is_left() -> None
     sessions.remember(
         ClaimState(Key("default", "job"), "c", session, 104.0, "me", 0.0, 10.0, revision=5)
     )
-    cluster.disown()
-    assert (known_to(cluster), cluster.disowned, sessions.claims) == (None, 500, {})
+    cluster.end_incarnation()
+    assert (known_to(cluster), cluster.last_gone, sessions.claims) == (None, 500, {})
     # Nothing is kept alive any longer, and nothing is attached to it.
     assert session.gone
     assert (sessions.by_ttl, sessions.by_id) == ({}, {})
-    cluster.disown()
-    assert cluster.disowned == 500
+    cluster.end_incarnation()
+    assert cluster.last_gone == 500
 
 
 def _asked(born: ClusterMarker, *statuses: Status | str) -> tuple[bool, list[str]]:
@@ -242,7 +242,7 @@ def test_an_answer_proves_nothing_once_its_incarnation_is_known_to_be_over(
         return reply
 
     async def answer_late(*_: object) -> dict[str, object]:
-        client.cluster.disown()
+        client.cluster.end_incarnation()
         return reply
 
     monkeypatch.setattr(client, "send_to_any_member", answer)
@@ -266,7 +266,7 @@ def test_a_late_answer_of_the_incarnation_before_says_nothing_of_this_one(
     this = ClusterMarker("f", 6, "bmV3", 0.0)
 
     async def answer_late(*_: object) -> dict[str, object]:
-        cluster.disown()
+        cluster.end_incarnation()
         cluster.incarnation, cluster.floor = this, (CLUSTER, 3)
         return {"header": {"cluster_id": CLUSTER, "revision": revision}}
 
@@ -281,7 +281,7 @@ def test_what_was_learnt_while_another_thread_noticed_its_end_is_not_believed(
 ) -> None:
     client = open_etcd("etcd://e1").store().operations
     client.cluster.incarnation = old = ClusterMarker("e", 5, "dmFsdWU=", 0.0)
-    client.cluster.disown()
+    client.cluster.end_incarnation()
 
     def learn() -> EtcdProgram[ClusterMarker]:
         yield from ()

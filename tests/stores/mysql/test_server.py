@@ -357,7 +357,7 @@ def test_a_missing_database_is_final(maria_server: MariaServer) -> None:
 def test_an_error_that_says_that_nothing_was_done_is_no_doubt(code: int) -> None:
     for in_doubt in (True, False):
         found = answered(
-            ServerError(code, "said", in_doubt=in_doubt), "mysql://h/d", "", proved=True
+            ServerError(code, "said", in_doubt=in_doubt), "mysql://h/d", "", served=True
         )
         assert isinstance(found, StoreUnavailable)
         assert not found.permanent
@@ -365,10 +365,10 @@ def test_an_error_that_says_that_nothing_was_done_is_no_doubt(code: int) -> None
 
 @pytest.mark.parametrize("code", [1053, 1317, 1927, 1180, 1026, 1105, 3100, 9999])
 def test_an_error_that_may_come_after_a_commit_is_a_doubt_about_a_write(code: int) -> None:
-    found = answered(ServerError(code, "said", in_doubt=True), "mysql://h/d", "n/a", proved=True)
+    found = answered(ServerError(code, "said", in_doubt=True), "mysql://h/d", "n/a", served=True)
     assert isinstance(found, OutcomeUnknown)
     assert "n/a" in str(found)
-    read = answered(ServerError(code, "said", in_doubt=False), "mysql://h/d", "", proved=True)
+    read = answered(ServerError(code, "said", in_doubt=False), "mysql://h/d", "", served=True)
     assert isinstance(read, StoreUnavailable)
 
 

@@ -284,10 +284,10 @@ def test_an_error_after_a_part_was_done_leaves_the_outcome_open(
     ],
 )
 def test_an_answered_error_was_rolled_back(code: str, final: bool, said: str) -> None:
-    error = answered_error(PostgresErrorReply(code, "words"), "here", proved=False)
+    error = answered_error(PostgresErrorReply(code, "words"), "here", served=False)
     assert isinstance(error, StoreUnavailable)
     assert (error.permanent, said in str(error), code in str(error)) == (final, True, True)
-    assert not answered_error(PostgresErrorReply(code, "words"), "here", proved=True).permanent
+    assert not answered_error(PostgresErrorReply(code, "words"), "here", served=True).permanent
 
 
 def test_an_error_inside_the_server_leaves_it_open() -> None:
@@ -314,8 +314,8 @@ def test_an_error_inside_the_server_leaves_it_open() -> None:
 def test_a_refused_connection_is_final_only_where_somebody_must_change_something(
     said: str, final: bool
 ) -> None:
-    assert connect_error(said, "here", proved=False).permanent == final
-    assert not connect_error(said, "here", proved=True).permanent
+    assert connect_error(said, "here", served=False).permanent == final
+    assert not connect_error(said, "here", served=True).permanent
 
 
 def test_what_was_not_sent_is_unavailable_and_the_rest_is_open() -> None:
@@ -330,9 +330,9 @@ def test_what_was_not_sent_is_unavailable_and_the_rest_is_open() -> None:
 
 @pytest.mark.parametrize("found", [None, 0, 2])
 def test_only_a_schema_of_our_format_is_used(found: Any) -> None:
-    check_schema({"format": 1}, "here", proved=False)
+    check_schema({"format": 1}, "here", served=False)
     with pytest.raises(StoreUnavailable, match=f"has format {found}, ") as caught:
-        check_schema({"format": found}, "here", proved=False)
+        check_schema({"format": found}, "here", served=False)
     assert caught.value.permanent
 
 
@@ -395,7 +395,7 @@ def test_a_diagnosis_knows_what_a_crash_may_hide() -> None:
 
 
 def test_a_server_that_is_too_old_is_said_for_good() -> None:
-    check_server(130_000, "here", proved=False)
+    check_server(130_000, "here", served=False)
     with pytest.raises(StoreUnavailable, match="PostgreSQL 12") as caught:
-        check_server(120_022, "here", proved=False)
+        check_server(120_022, "here", served=False)
     assert caught.value.permanent

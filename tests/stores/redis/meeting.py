@@ -39,7 +39,7 @@ class Server:
     ) -> Handshake:
         keys = keys or (MARKER_KEY,)
         program = handshake(
-            RedisSite(RedisTarget(), "here", proved=True, marker_keys=keys),
+            RedisSite(RedisTarget(), "here", served=True, marker_keys=keys),
             wall=self.clock if wall is None else wall,
             fresh=fresh,
             promotion=promotion,

@@ -196,8 +196,8 @@ def test_errors_say_whether_anything_was_done(answer: str, certain: bool, perman
 
 def test_a_login_that_fails_is_final_only_before_it_ever_worked() -> None:
     answer = "WRONGPASS invalid username-password pair"
-    assert answered_error(answer, "x", proved=False).permanent
-    assert not answered_error(answer, "x", proved=True).permanent
+    assert answered_error(answer, "x", served=False).permanent
+    assert not answered_error(answer, "x", served=True).permanent
 
 
 def test_a_wrong_type_names_the_key() -> None:

@@ -49,19 +49,19 @@ UNKNOWN = (
 
 @pytest.mark.parametrize("text", [*NOT_SENT, *FINAL_AT_FIRST])
 def test_a_refusal_is_certainly_not_applied_and_says_what_to_do(text: str) -> None:
-    error = answered_error(text, WHERE, "the-key", proved=False)
+    error = answered_error(text, WHERE, "the-key", served=False)
     assert isinstance(error, StoreUnavailable)
     assert error.permanent == (text in FINAL_AT_FIRST or text.startswith("WRONGTYPE"))
     assert WHERE in str(error)
     with pytest.raises(StoreUnavailable, match=(NOT_SENT | FINAL_AT_FIRST)[text]):
         raise error
     # Once the server has served us, only another type of value is for good.
-    assert answered_error(text, WHERE, proved=True).permanent == text.startswith("WRONGTYPE")
+    assert answered_error(text, WHERE, served=True).permanent == text.startswith("WRONGTYPE")
 
 
 @pytest.mark.parametrize("text", UNKNOWN)
 def test_anything_else_was_perhaps_applied(text: str) -> None:
-    error = answered_error(text, WHERE, proved=False)
+    error = answered_error(text, WHERE, served=False)
     assert isinstance(error, OutcomeUnknown)
     assert error.permanent == text.startswith("NOPERM")
 
@@ -97,7 +97,7 @@ def test_a_redirection_names_the_node(text: str, address: str, ask: bool) -> Non
 
 @pytest.mark.parametrize("text", [*NOT_SENT, *FINAL_AT_FIRST, *UNKNOWN])
 def test_all_of_them_survive_pickling(text: str) -> None:
-    error: StoreError = answered_error(text, WHERE, proved=False)
+    error: StoreError = answered_error(text, WHERE, served=False)
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error)
     assert (str(again), vars(again)) == (str(error), vars(error))

@@ -131,7 +131,7 @@ def test_the_first_error_is_the_reason_and_keeps_the_secret(
         assert caught.value.permanent is permanent
         # A server that has served this process may come to its senses.
         with pytest.raises(StoreUnavailable) as caught:
-            connect(RedisSite(target, "here", proved=True))
+            connect(RedisSite(target, "here", served=True))
         assert not caught.value.permanent
 
 

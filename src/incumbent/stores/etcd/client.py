@@ -180,7 +180,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
                 self._judge_failure(tries, endpoint, error)
             else:
                 site.prefer(endpoint)
-                site.proved = True
+                site.served = True
                 reply[REPEATED] = tries.doubt
                 return reply
         try:
@@ -271,7 +271,7 @@ class EtcdClient(TakesTurns[None], Generic[W]):
             wire.close()
             # Another thread may have learnt of the next incarnation. That one is not over.
             if self.cluster.knows(known.value):
-                self.cluster.disown()
+                self.cluster.end_incarnation()
             raise OtherIncarnation(self.site.where)
         return wire
 

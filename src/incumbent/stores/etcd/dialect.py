@@ -188,7 +188,7 @@ class _EtcdGive:
         self.sessions = self.cluster.sessions
         self.names = names = kv.names_of(self.cluster.prefix, self.key)
         slot = self.parting.slot
-        self.undo_slot = [] if slot is None else [kv.delete(names.slot(slot, self.claim))]
+        self.free_slot = [] if slot is None else [kv.delete(names.slot(slot, self.claim))]
 
     def run(self) -> EtcdProgram[GiveOutcome]:
         if self.token == 0 and self.parting.slot is None:
@@ -228,7 +228,7 @@ class _EtcdGive:
 
     def _undo(self) -> EtcdProgram[None]:
         """For a claim that holds nothing: leave its slot, and the line."""
-        undo = [*self.undo_slot, *self.sessions.places.removal(self.key, self.claim)]
+        undo = [*self.free_slot, *self.sessions.places.removal(self.key, self.claim)]
         if undo:
             yield kv.transaction(undo)
         self.sessions.places.forget(self.key, self.claim)
@@ -243,7 +243,7 @@ class _EtcdGive:
         leave = self.sessions.places.removal(self.key, self.claim)
         # In one step: a take that came before is found here, and one that comes
         # later finds the mark.
-        reply = yield kv.transaction([*done, *self.undo_slot, *leave])
+        reply = yield kv.transaction([*done, *self.free_slot, *leave])
         self.sessions.places.forget(self.key, self.claim)
         entry = kv.entry_of(self.claim, reply["responses"][1])
         if entry is None:
@@ -283,7 +283,7 @@ class _EtcdGive:
             )
             success.append(kv.put(self.names.closing, value, closing.id))
         reply = yield kv.transaction(
-            [*success, *self.undo_slot], self.undo_slot, where=self.sessions.key_compared(state)
+            [*success, *self.free_slot], self.free_slot, where=self.sessions.key_compared(state)
         )
         if reply.get("succeeded"):
             self.sessions.forget_claim(*self.id)

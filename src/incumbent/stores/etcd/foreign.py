@@ -50,7 +50,7 @@ class Contenders(NamedTuple):
     ticket: int
 
     @property
-    def awaited_ticket(self) -> int:
+    def ticket_in_turn(self) -> int:
         """The ticket, if all foreign keys wait for it."""
         return self.ticket if self.keys and not self.holders else 0
 

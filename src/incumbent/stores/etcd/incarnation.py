@@ -131,7 +131,7 @@ class NotedTtl(NamedTuple):
 class Cluster:
     """What an engine knows about its cluster, on both sides, and the programs that learn it.
 
-    `incarnation`: the known incarnation; `disowned`: the `first` of a marker of the present one is
+    `incarnation`: the known incarnation; `last_gone`: the `first` of a marker of the present one is
     above it; `ended`: number of incarnations that turned out to be over; `furthest`: the furthest
     state that was seen of any member; `floor`: the cluster's id and the highest revision
     of a linearizable reply; `dialled`: number of connections made; `longest`: the longest ttl that
@@ -148,7 +148,7 @@ class Cluster:
         # would go on confirming leases.
         self.linearizable_read = kv.read(self.marker_key, more=kv.COUNT)
         self.incarnation: ClusterMarker | None = None
-        self.disowned = -1
+        self.last_gone = -1
         self.ended = 0
         self.furthest: Status | None = None
         self.floor = ("", 0)
@@ -165,7 +165,7 @@ class Cluster:
         known = self.incarnation
         if known is None:
             known = yield from self._learn()
-            if known.first <= self.disowned:
+            if known.first <= self.last_gone:
                 # Another thread noticed meanwhile that this incarnation is over.
                 raise OtherIncarnation(self.site.where)
             # If it ends only now, the next comparison of its marker shows that.
@@ -254,19 +254,19 @@ class Cluster:
             fields = self._fields(found) if found else {}
             endpoint = self.site.members[0]
             wall, uptime = yield from self._ages(endpoint)
-            if found or self.disowned >= 0:
+            if found or self.last_gone >= 0:
                 # Nobody knows when an earlier incarnation ended: servers may have run for long
                 # before they got its address.
                 uptime = 0.0
             if found:
                 known = _incarnation_of(found, fields, wall)
-                if known.first > self.disowned and not (yield from self.is_other(known, endpoint)):
+                if known.first > self.last_gone and not (yield from self.is_other(known, endpoint)):
                     return known
             for _ in range(_AHEAD):
                 yield from self._propose_nothing(endpoint)
             status = yield from self.status(endpoint)
             # And above all known tokens of before: a clock may be behind.
-            before = max(self.disowned, 0)
+            before = max(self.last_gone, 0)
             if found:
                 before = max(before, _highest_in(found, fields, wall, self._revision))
             first = max(int(clock.wall() * 1_000_000), before + _LOST)
@@ -335,16 +335,16 @@ class Cluster:
             return False
         # Another thread may know a newer incarnation by now.
         if known is not None and self.incarnation is known:
-            self.disown()
+            self.end_incarnation()
         return True
 
-    def disown(self) -> None:
+    def end_incarnation(self) -> None:
         """Forget what is known: the cluster turned out to be of another incarnation."""
         # First: from here on no reply of an earlier request is believed.
         self.ended += 1
         known, self.incarnation = self.incarnation, None
         if known is not None:
-            self.disowned = max(self.disowned, known.first)
+            self.last_gone = max(self.last_gone, known.first)
         self.furthest, self.floor = None, ("", 0)
         self.sessions.lose_all()
 
@@ -363,7 +363,7 @@ class Cluster:
                 # The reply may be late, and of the previous incarnation.
                 raise self._not_the_same()
             if not self.fits(cluster, revision, floor):
-                self.disown()
+                self.end_incarnation()
                 raise self._not_the_same()
         if request.marker_value and not self.knows(request.marker_value):
             # Another connection showed meanwhile that the incarnation is over.

@@ -182,7 +182,7 @@ class TakeInLine:
 
     # -- grants -------------------------------------------------------------------------------
 
-    def compare(self, success: list[str], *, ticket: int) -> list[str]:
+    def comparisons(self, success: list[str], *, ticket: int) -> list[str]:
         """The comparisons: the line is as it was seen. Adds what a grant changes in it."""
         first, line = self.first, self._names.line
         place, self.next_index = self._places.place_of(self._key, self._claim), 0

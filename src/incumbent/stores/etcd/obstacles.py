@@ -18,7 +18,7 @@ OLDEST_FIRST: Final = ',"sort_order":"ASCEND","sort_target":"CREATE"'
 class Obstacles(NamedTuple):
     """The reasons why a take may be refused, as of one revision.
 
-    `line`: the waiters, from the first on; `awaited_ticket`: see foreign.Contenders.
+    `line`: the waiters, from the first on; `ticket_in_turn`: see foreign.Contenders.
     """
 
     revision: int
@@ -32,10 +32,10 @@ class Obstacles(NamedTuple):
     candidates: int = 0
     given_up: bool = False
     marker_value: str = ""
-    awaited_ticket: int = 0
+    ticket_in_turn: int = 0
 
     def __bool__(self) -> bool:
-        beside = self.slots or self.line or self.awaited_ticket or self.given_up
+        beside = self.slots or self.line or self.ticket_in_turn or self.given_up
         return bool(beside or not self.free)
 
     @property
@@ -95,5 +95,5 @@ def _obstacles_in(
         by_key.get(names.field(PAUSE)),
         by_key.get(names.closing),
         line=tuple(line),
-        awaited_ticket=found.awaited_ticket,
+        ticket_in_turn=found.ticket_in_turn,
     )

@@ -208,7 +208,7 @@ class EtcdSite:
     """One configured cluster.
 
     `members`: in the order in which they are asked; each change is one assignment. `login_token`:
-    of the present log-in. `proved`: whether the cluster has served this process before, so that a
+    of the present log-in. `served`: whether the cluster has served this process before, so that a
     failure may be temporary.
     """
 
@@ -221,7 +221,7 @@ class EtcdSite:
         self.restart_wait = options.restart_wait
         self.tls = _context(options) if options.tls else None
         self.login_token = ""
-        self.proved = False
+        self.served = False
         self._unknown: set[str] = set()
         """Members whose host does not exist."""
 
@@ -277,7 +277,7 @@ class EtcdSite:
             hint = _NO_COMMON_NAME if final and self.options.cert is not None else ""
             return StoreUnavailable(
                 f"{self.where} refused the request: {why} ({error.text}){hint}",
-                permanent=final and not self.proved,
+                permanent=final and not self.served,
                 retry_after=after,
             )
         if error.not_done:
@@ -310,7 +310,7 @@ class EtcdSite:
             final = len(self._unknown) >= len(set(self.members))
             text = "there is no such host"
         text = f"{where} cannot be reached: {text}"
-        return StoreUnavailable(text, permanent=final and not self.proved)
+        return StoreUnavailable(text, permanent=final and not self.served)
 
     def no_gateway(self, status: int, body: bytes) -> StoreUnavailable:
         """The exception for a server that speaks HTTP, but not as etcd's gateway does."""
@@ -323,7 +323,7 @@ class EtcdSite:
             )
         else:
             why = f": it answered HTTP {status}, which is no etcd gateway: check the address"
-        return StoreUnavailable(self.where + why, permanent=not self.proved)
+        return StoreUnavailable(self.where + why, permanent=not self.served)
 
 
 def _context(options: EtcdOptions) -> ssl.SSLContext:

@@ -187,7 +187,7 @@ class EtcdTake:
         if found is None:
             found = yield from self._read_obstacles()
             if found.marker_value != self.incarnation.value:
-                cluster.disown()
+                cluster.end_incarnation()
                 return None
         return (yield from self._judge_obstacles(found))
 
@@ -220,7 +220,7 @@ class EtcdTake:
             # Random hex: one take of eight checks how long the history is.
             self.history_response = len(success)
             success.append(kv.read_all(f"{names.record}h/", _OLDEST))
-        compare += self.line.compare(success, ticket=self.ticket)
+        compare += self.line.comparisons(success, ticket=self.ticket)
         if closing_seen is None:
             compare.append(kv.free(names.pause_and_notices))
         else:
@@ -364,7 +364,7 @@ class EtcdTake:
         found = yield from self._read_obstacles(*(yield from self.line.join()))
         self.line.joined = True
         if found.marker_value != self.incarnation.value:
-            self.cluster.disown()
+            self.cluster.end_incarnation()
             return None
         if not found.given_up and self.line.entry_in(found) is None:
             # Another claim, of which this process knows no more, has that key: take another.
@@ -439,7 +439,7 @@ class EtcdTake:
         self.line.first = next(iter(found.line), None)
         self.closing_seen = found.closing.modified if found.closing else 0
         self.own_slot = bool(found.slots)
-        self.ticket = found.awaited_ticket
+        self.ticket = found.ticket_in_turn
         return None
 
     def _slots_of_others(self, found: Obstacles) -> list[KeyValue]:

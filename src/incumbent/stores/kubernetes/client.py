@@ -77,9 +77,9 @@ class KubernetesDeciding(Deciding):
 
 
 class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
-    """The operations. `known`: what this process knows; `proved`: the server has served it."""
+    """The operations. `known`: what this process knows; `served`: the server has served it."""
 
-    proved = False
+    served = False
     renews_one_by_one = True
     """Each renewal is a request, so the keeper spreads them over time."""
     dialect: KubernetesDeciding
@@ -124,7 +124,7 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
         """The exception for a connection that cannot be made."""
         final = is_unknown(error) or "certificate verify failed" in str(error)
         said = f"{self.where} cannot be reached: {error}"
-        return StoreUnavailable(said, permanent=final and not self.proved)
+        return StoreUnavailable(said, permanent=final and not self.served)
 
     def spend(self, wire: W) -> None:
         """Do not use a connection again after the present plan."""
@@ -256,7 +256,7 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
 
     def failed(self, answer: KubernetesAnswer) -> StoreError:
         """The exception for an answer that brings nothing."""
-        return failure(answer, self.where, self.namespace, proved=self.proved)
+        return failure(answer, self.where, self.namespace, served=self.served)
 
     async def listed(self, wire: W, namespace: str, until: float) -> AsyncIterator[dict[str, Any]]:
         """The Leases of one of our namespaces."""
@@ -319,7 +319,7 @@ class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
         after = reading.header(b"retry-after")
         text = reading.body
         body = parse(text) if reading.status < 300 else _status_of(text)
-        self.proved = self.proved or reading.status < 300
+        self.served = self.served or reading.status < 300
         seconds = float(after) if after.isdigit() else None
         return KubernetesAnswer(verb, reading.status, body, seconds)
 

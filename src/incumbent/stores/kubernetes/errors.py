@@ -47,10 +47,10 @@ def grant_commands(namespace: str, said: str = "") -> str:
     )
 
 
-def failure(answer: KubernetesAnswer, where: str, namespace: str, *, proved: bool) -> StoreError:
-    """The exception for an answer without a result. `proved`: this server has served us before."""
+def failure(answer: KubernetesAnswer, where: str, namespace: str, *, served: bool) -> StoreError:
+    """The exception for an answer without a result. `served`: this server has served us before."""
     verb, status, writes = answer.verb, answer.status, answer.verb in ("create", "update")
-    text, after, final = f"{where} refused to {verb} Leases: {answer.said}", None, not proved
+    text, after, final = f"{where} refused to {verb} Leases: {answer.said}", None, not served
     if status in (429, 503):
         after, final = min(answer.retry_after or _SOON, _LATEST), False
         text = f"{where} is overloaded or not ready ({status}): {answer.said}"

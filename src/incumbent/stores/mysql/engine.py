@@ -68,7 +68,7 @@ class Operations(PooledOperations[MysqlWire]):
         return MysqlExchange(wire, self.site)
 
     def failure(self, error: ServerError, about: str) -> StoreError:
-        return answered(error, self.where, about, proved=self.proved)
+        return answered(error, self.where, about, served=self.served)
 
 
 class MysqlEngine(PooledEngine[Operations]):

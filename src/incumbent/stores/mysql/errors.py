@@ -64,11 +64,11 @@ _ANSWERS: Final[dict[int, _ErrorMeaning]] = {
 }
 
 
-def answered(error: ServerError, where: str, about: str, *, proved: bool) -> StoreError:
+def answered(error: ServerError, where: str, about: str, *, served: bool) -> StoreError:
     """The exception for a server's error; `about`: the names of the request, or nothing."""
     said = f"{where} refused the request{about and f' about {about}'}: {error} ({error.code})"
     meaning = _ANSWERS.get(error.code)
     if meaning is None and error.in_doubt:
         return OutcomeUnknown(f"{said}; perhaps it did what was asked")
     why, final, after = meaning or _ErrorMeaning("look at its log")
-    return StoreUnavailable(f"{said}; {why}", permanent=final and not proved, retry_after=after)
+    return StoreUnavailable(f"{said}; {why}", permanent=final and not served, retry_after=after)

@@ -50,7 +50,7 @@ async def diagnose(
 ) -> list[Finding]:
     """All findings of this connection. Raises StoreError, Broken, Mismatch, PostgresErrorReply."""
     hello = read_object(await wire.query(HELLO, until))
-    check_schema(hello, site.where, proved=True)
+    check_schema(hello, site.where, served=True)
     began = clock.now()
     server = read_object(await wire.query(DIAGNOSE, until))
     trip = clock.now() - began

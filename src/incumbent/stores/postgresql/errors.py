@@ -104,47 +104,47 @@ _REFUSALS: Final[tuple[tuple[str, _StateMeaning], ...]] = (
 )
 
 
-def answered_error(error: PostgresErrorReply, where: str, *, proved: bool = True) -> StoreError:
+def answered_error(error: PostgresErrorReply, where: str, *, served: bool = True) -> StoreError:
     """The exception for an error that the server replied.
 
-    `proved`: this server has served us before, so that even missing rights may be temporary.
+    `served`: this server has served us before, so that even missing rights may be temporary.
     """
     if error.code.startswith("XX"):
         return OutcomeUnknown(f"{where} failed inside: {error} ({error.code})")
     why, final, after = _ANSWERS.get(error.code, _StateMeaning("look at its log"))
     return StoreUnavailable(
         f"{where} refused the request: {error} ({error.code}); {why}",
-        permanent=final and not proved,
+        permanent=final and not served,
         retry_after=after,
     )
 
 
-def connect_error(words: str, where: str, *, final: bool = False, proved: bool) -> StoreUnavailable:
+def connect_error(words: str, where: str, *, final: bool = False, served: bool) -> StoreUnavailable:
     """The exception for a failure to connect to any of the hosts."""
     meaning = next((each for pattern, each in _REFUSALS if re.search(pattern, words)), None)
     more = f"; {meaning.why}" if meaning else ""
     return StoreUnavailable(
         f"{where} cannot be reached: {words or 'no connection in time'}{more}",
-        permanent=(final or bool(meaning and meaning.final)) and not proved,
+        permanent=(final or bool(meaning and meaning.final)) and not served,
         retry_after=meaning.retry_after if meaning else None,
     )
 
 
-def check_server(number: int, where: str, *, proved: bool) -> None:
+def check_server(number: int, where: str, *, served: bool) -> None:
     """Raise StoreUnavailable for a server that is too old; `number` is libpq's (150004: 15.4)."""
     if number < OLDEST:
         raise StoreUnavailable(
             f"{where} is PostgreSQL {number // 10_000}: version 13 or later is needed",
-            permanent=not proved,
+            permanent=not served,
         )
 
 
-def check_schema(hello: dict[str, Any], where: str, *, proved: bool) -> None:
+def check_schema(hello: dict[str, Any], where: str, *, served: bool) -> None:
     """Raise StoreUnavailable for a schema of another format."""
     if (found := hello.get("format")) != RECORD_FORMAT:
         raise StoreUnavailable(
             f"{where}: the schema incumbent has format {found}, and this version of incumbent"
             f" speaks {RECORD_FORMAT}: stop the instances of the other version first, then drop the"
             " schema and run `incumbent doctor --fix`; or use another database",
-            permanent=not proved,
+            permanent=not served,
         )

@@ -140,7 +140,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[PostgresWi
             if error.code == _READ_ONLY:
                 wire.close()  # the primary is another host now
             self.put_back(wire, idle)
-            raise answered_error(error, self.where, proved=self.site.proved) from error
+            raise answered_error(error, self.where, served=self.site.served) from error
         if isinstance(error, StoreError):
             self.put_back(wire, idle)  # the reply itself was sound
         else:
@@ -158,7 +158,7 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[PostgresWi
             return await self.side.dialled(dial, until, keep, lasts)
         except TimeoutError as error:
             raise_if_from_signal(error)
-            raise connect_error("", self.where, proved=self.site.proved) from error
+            raise connect_error("", self.where, served=self.site.served) from error
 
     async def dial(self, until: float, lasts: float = -inf) -> PostgresWire:
         """A connection that is logged in; see wire.connect. Raises StoreUnavailable."""
@@ -169,15 +169,15 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[PostgresWi
         site, last = self.site, max(until, lasts)
         wire = await self.opened(self.dial(until, lasts))
         try:
-            check_server(wire.version, site.where, proved=site.proved)
+            check_server(wire.version, site.where, served=site.served)
             # Before the request, so that `ahead` is the most that the server's clock may be ahead.
             before = _now()
             hello = read_object(await wire.query(HELLO, last))
-            check_schema(hello, site.where, proved=site.proved)
+            check_schema(hello, site.where, served=site.served)
             wire.ahead = hello["now"] - before
         except PostgresErrorReply as error:
             wire.close()
-            raise answered_error(error, site.where, proved=site.proved) from error
+            raise answered_error(error, site.where, served=site.served) from error
         except (Broken, Mismatch) as error:
             wire.close()
             raise StoreUnavailable(f"{site.where} cannot be reached: {error}") from error
@@ -187,5 +187,5 @@ class Runner(TakesTurns[float], PlannedTogether[float], BoundedRunner[PostgresWi
         wire.direct = hello["pid"] == wire.backend
         if not wire.direct and site.direct is not False:
             _log.info("%s: a pooler stands between, so waiting polls", site.where)
-        site.direct, site.proved = wire.direct, True
+        site.direct, site.served = wire.direct, True
         return wire

@@ -53,7 +53,7 @@ class Target(NamedTuple):
 class PostgresSite:
     """One configured database; of its `targets` the one that served last comes first.
 
-    `proved`: the database has served this process before; `direct`: no pooler is in between (None:
+    `served`: the database has served this process before; `direct`: no pooler is in between (None:
     not known yet).
     """
 
@@ -61,7 +61,7 @@ class PostgresSite:
     targets: tuple[Target, ...]
     where: str
     restart_wait: float | None = None
-    proved: bool = False
+    served: bool = False
     direct: bool | None = None
 
     def prefer(self, target: Target) -> None:

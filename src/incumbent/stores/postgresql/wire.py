@@ -189,12 +189,12 @@ async def _attempt(site: PostgresSite, side: PostgresSide, conninfo: bytes, unti
 
 def _unavailable(site: PostgresSite, failures: list[_Failed]) -> StoreUnavailable:
     errors = [
-        connect_error(str(each), site.where, final=each.final, proved=site.proved)
+        connect_error(str(each), site.where, final=each.final, served=site.served)
         for each in failures
     ]
     if len(errors) == 1:
         return errors[0]
-    both = connect_error(" | ".join(map(str, failures)), site.where, proved=site.proved)
+    both = connect_error(" | ".join(map(str, failures)), site.where, served=site.served)
     # One of several hosts may come back: the error is final only if it is for all of them.
     both.permanent = bool(errors) and all(error.permanent for error in errors)
     return both

@@ -230,14 +230,14 @@ def _welcome(site: RedisSite) -> RespProgram[tuple[InfoFacts, int, bytes | None]
     Returns the node's facts, its time (unix us), and its marker.
     """
     facts = yield from check_node(
-        site.where, allow_eviction=site.allow_eviction, proved=site.proved
+        site.where, allow_eviction=site.allow_eviction, served=site.served
     )
     asked = (*LOADS, pack("TIME"), pack("GET", MARKER), pack("GET", MARKER_KEY))
     *_, time, marker, alone = yield RequestBatch(b"".join(asked), len(asked))
     refuse_if_used_otherwise(alone, MARKER_KEY, site.where)
     for reply in (time, marker):
         if isinstance(reply, Exception):
-            raise answered_error(str(reply), site.where, proved=site.proved)
+            raise answered_error(str(reply), site.where, served=site.served)
     with decoding():
         return facts, int(time[0]) * 1_000_000 + int(time[1]), marker
 
@@ -360,7 +360,7 @@ class ConnectedPanel(Panel):
             if any(type(each) is not bytes for each in look):
                 raise StoreUnavailable(f"{site.where} does not show its settings (INFO)")
             facts = read_facts(b"".join(look))
-            admit(facts, site.where, allow_eviction=site.allow_eviction, proved=True)
+            admit(facts, site.where, allow_eviction=site.allow_eviction, served=True)
             if facts.promoted.encode() != link.replication:
                 raise StoreUnavailable(f"{site.where} was a replica in between")
         except StoreUnavailable as error:

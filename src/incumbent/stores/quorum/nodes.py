@@ -177,7 +177,7 @@ class QuorumNode:
     def welcomed(self, quorum: Quorum, unix_us: int, marker: bytes | None) -> None:
         """Note a new connection, and the time and marker that the node has just reported."""
         self.failures, self.retry_at, self.why, self.defect, self.met = 0, 0.0, None, None, True
-        self.site.proved, self.blank = True, marker is None
+        self.site.served, self.blank = True, marker is None
         quorum.clock.learn(self.index, unix_us, _now())
         quorum.dialect.learn_marker(marker)
 

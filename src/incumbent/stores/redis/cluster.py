@@ -85,7 +85,7 @@ def marker_keys_of(topology: Topology, node: Address) -> tuple[str, ...]:
     return tuple(islice((it for it in keys if topology.master_of(slot_of(it)) == node), _COPIES))
 
 
-def question(asked: Address, where: str, *, proved: bool) -> RespProgram[Topology]:
+def question(asked: Address, where: str, *, served: bool) -> RespProgram[Topology]:
     """Ask one node for the topology. Raises StoreUnavailable if it is part of no cluster."""
     info, slots = yield RequestBatch(pack("CLUSTER", "INFO") + pack("CLUSTER", "SLOTS"), 2)
     for answer in (info, slots):
@@ -93,9 +93,9 @@ def question(asked: Address, where: str, *, proved: bool) -> RespProgram[Topolog
             if "cluster support disabled" in str(answer):
                 raise StoreUnavailable(
                     f"{where} is part of no cluster: write redis:// for a single server",
-                    permanent=not proved,
+                    permanent=not served,
                 )
-            raise answered_error(str(answer), where, proved=proved)
+            raise answered_error(str(answer), where, served=served)
     with decoding():
         return _topology(info, slots, asked)
 
@@ -148,7 +148,7 @@ class KnownCluster:
     marked: dict[Address, Topology] = field(default_factory=dict)
     asked: float = -inf
     must_ask: bool = True
-    proved: bool = False
+    served: bool = False
 
     def site_of(self, address: Address) -> RedisSite:
         """The site of one node, with its marker's keys by the topology."""
@@ -184,7 +184,7 @@ class KnownCluster:
 
         def program(site: RedisSite) -> RespProgram[Topology]:
             asked = next(address for address, each in sites.items() if each is site)
-            return question(asked, site.where, proved=self.proved)
+            return question(asked, site.where, served=self.served)
 
         # Any answer will do at first, and later, if none comes, the topology known before: a node
         # that does not have a key names the node that has it.
@@ -203,7 +203,7 @@ class KnownCluster:
             return
         if not known:
             raise self._nobody([each for each in answers if isinstance(each, StoreError)])
-        self.asked, self.must_ask, self.proved = _now(), False, True
+        self.asked, self.must_ask, self.served = _now(), False, True
         newest = max(known, key=lambda each: each.epoch)
         # The same object as long as nothing changed: packed renewals are kept for it.
         if newest != self.topology:

@@ -177,9 +177,9 @@ def handshake(
     info, time, member, *answers = yield RequestBatch(b"".join(asked), len(asked))
     for answer in (info, time):
         if isinstance(answer, Exception):
-            raise answered_error(str(answer), site.where, proved=site.proved)
+            raise answered_error(str(answer), site.where, served=site.served)
     facts = read_facts(info)
-    admit(facts, site.where, allow_eviction=site.allow_eviction, proved=site.proved)
+    admit(facts, site.where, allow_eviction=site.allow_eviction, served=site.served)
     refuse_if_used_otherwise(member, QUORUM_KEY, site.where)
     # SCRIPT LOAD may fail (an administrator may have run it): a missing script shows when called.
     now, replies = _micros(time), dict(zip(keys, answers, strict=False))
@@ -232,7 +232,7 @@ def _write(
 
 
 def _unmarked(answers: Sequence[Any], site: RedisSite) -> StoreError:
-    errors = [answered_error(str(answer), site.where, proved=site.proved) for answer in answers]
+    errors = [answered_error(str(answer), site.where, served=site.served) for answer in answers]
     for error in errors:
         # In a cluster, Moved would name the node of the marker, not that of the lease.
         if not isinstance(error, Moved) or MARKER_KEY in site.marker_keys:
@@ -482,21 +482,21 @@ _PROMOTED_KEY: Final = "incumbent:{incumbent}:promoted"
 """The key where clients note when they first saw a promoted replica as the master."""
 
 
-def check_node(where: str, *, allow_eviction: bool, proved: bool) -> RespProgram[InfoFacts]:
+def check_node(where: str, *, allow_eviction: bool, served: bool) -> RespProgram[InfoFacts]:
     """Check a node of a quorum: one round trip, or two for a promoted replica.
 
     Raises StoreUnavailable for a server that must not grant leases.
     """
     (info,) = yield RequestBatch(_INFO, 1)
     if not isinstance(info, bytes):
-        raise answered_error(str(info), where, proved=proved)
+        raise answered_error(str(info), where, served=served)
     facts = read_facts(info)
-    admit(facts, where, allow_eviction=allow_eviction, proved=proved)
+    admit(facts, where, allow_eviction=allow_eviction, served=served)
     if facts.promoted:
         request = pack("EVAL", _PROMOTED.text, 1, _PROMOTED_KEY, facts.promoted)
         (since,) = yield RequestBatch(request, 1)
         if not isinstance(since, int):
-            raise answered_error(str(since), where, proved=proved)
+            raise answered_error(str(since), where, served=served)
         return facts._replace(master_for=max(0.0, since / 1000))
     return facts
 
@@ -515,10 +515,10 @@ def refuse_if_used_otherwise(found: object, key: str, where: str) -> None:
         )
 
 
-def admit(facts: InfoFacts, where: str, *, allow_eviction: bool, proved: bool) -> None:
+def admit(facts: InfoFacts, where: str, *, allow_eviction: bool, served: bool) -> None:
     """Raises StoreUnavailable for a server that must not grant leases.
 
-    `proved`: it has served this process before, so that it may serve again.
+    `served`: it has served this process before, so that it may serve again.
     """
     if facts.role != "master":
         raise Demoted(
@@ -529,5 +529,5 @@ def admit(facts: InfoFacts, where: str, *, allow_eviction: bool, proved: bool) -
         raise StoreUnavailable(
             f"{where} may evict leases (maxmemory-policy {facts.policy}): set maxmemory-policy to"
             " noeviction, or accept two holders with ?allow_eviction=yes",
-            permanent=not proved,
+            permanent=not served,
         )

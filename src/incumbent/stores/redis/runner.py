@@ -198,7 +198,7 @@ class RedisRunner(PlanRunner[W, ServerContext], RedisOperations):
         if sighted[0] != found.marker.id:
             site.sighted = sighted = (found.marker.id, wire.born)
         wire.born = min(wire.born, sighted[1])
-        site.proved = True
+        site.served = True
         return wire
 
     def _replaced(self) -> StoreUnavailable:

@@ -59,16 +59,16 @@ def majority_of(sentinels: int) -> int:
     return sentinels // 2 + 1
 
 
-def question(service: str, where: str, *, proved: bool) -> RespProgram[Opinion]:
+def question(service: str, where: str, *, served: bool) -> RespProgram[Opinion]:
     """Ask one sentinel. Raises StoreUnavailable if it knows no such master."""
     request = pack("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
     address, about = yield RequestBatch(request + pack("SENTINEL", "MASTER", service), 2)
     for answer in (about, address):
         if isinstance(answer, Exception) and "No such master" not in str(answer):
-            raise answered_error(str(answer), where, proved=proved)
+            raise answered_error(str(answer), where, served=served)
     if not isinstance(address, list) or not isinstance(about, list):
         raise StoreUnavailable(
-            f"{where} knows no master of the name {service!r}", permanent=not proved
+            f"{where} knows no master of the name {service!r}", permanent=not served
         )
     return _opinion(address, about)
 
@@ -143,7 +143,7 @@ class Followed:
         asked_at, site = _now(), self.site
 
         def program(sentinel: RedisSite) -> RespProgram[Opinion]:
-            return question(self.service, sentinel.where, proved=site.proved)
+            return question(self.service, sentinel.where, served=site.served)
 
         def enough(opinions: Sequence[Opinion]) -> bool:
             return bool(opinions) and newest_of(opinions)[1] >= majority_of(len(self.sentinels))
@@ -154,7 +154,7 @@ class Followed:
         opinion = verdict(answers, len(self.sentinels), site.where)
         for sentinel, answer in zip(self.sentinels, answers, strict=True):
             # Once a sentinel has answered, later errors of it may be temporary.
-            sentinel.proved = sentinel.proved or isinstance(answer, Opinion)
+            sentinel.served = sentinel.served or isinstance(answer, Opinion)
         # Another thread may have asked later and got a newer answer.
         if asked_at >= self.asked:
             target = replace(site.target.at(self.reach(opinion.address)), promotion=opinion.epoch)

@@ -32,7 +32,7 @@ QUORUM_KEY: Final = "incumbent:{quorum}:m"
 class RedisSite:
     """One configured server, and what this process has learned of it.
 
-    `proved`: it has served this process before. `named`: the user named its host, not another
+    `served`: it has served this process before. `named`: the user named its host, not another
     server. `marker_keys`: the key of its marker, or in a cluster those of its copies in several
     slots of the node. `old_master_for`: seconds for which an old master may still be in use after a
     promotion. `sighted`: the incarnation that this process saw last, and when it saw it first.
@@ -44,7 +44,7 @@ class RedisSite:
     where: str
     restart_wait: float | None = None
     allow_eviction: bool = False
-    proved: bool = False
+    served: bool = False
     named: bool = True
     marker_keys: tuple[str, ...] = (MARKER_KEY,)
     old_master_for: float = 0.0
@@ -158,10 +158,10 @@ _FINAL_AT_FIRST: Final = frozenset(
 )
 
 
-def answered_error(text: str, where: str, key: str = "", *, proved: bool = True) -> StoreError:
+def answered_error(text: str, where: str, key: str = "", *, served: bool = True) -> StoreError:
     """The exception for an error that the server answered.
 
-    `proved`: this server has served us before, so even a wrong password may be temporary
+    `served`: this server has served us before, so even a wrong password may be temporary
     (a failover, a rotation).
     """
     code = _code(text)
@@ -171,7 +171,7 @@ def answered_error(text: str, where: str, key: str = "", *, proved: bool = True)
         return OutcomeUnknown(f"{where} answered {text!r}; perhaps the request was carried out")
     why, after = _REFUSED[code]
     if code in ("MOVED", "ASK"):
-        return _moved(text, f"{where} refused the request: {why} ({code})", after, proved=proved)
+        return _moved(text, f"{where} refused the request: {why} ({code})", after, served=served)
     at = f" at the key {key}" if key and code in ("WRONGTYPE", "NOPERM") else ""
     # If the user may run one command of a script but not the next, the script stops halfway.
     halfway = code == "NOPERM" and ("user_script" in text or "user_function" in text)
@@ -180,18 +180,18 @@ def answered_error(text: str, where: str, key: str = "", *, proved: bool = True)
         kind = Demoted
     return kind(
         f"{where} refused the request{at}: {why} ({code})",
-        permanent=code == "WRONGTYPE" or (code in _FINAL_AT_FIRST and not proved),
+        permanent=code == "WRONGTYPE" or (code in _FINAL_AT_FIRST and not served),
         retry_after=after,
     )
 
 
-def _moved(text: str, message: str, after: float | None, *, proved: bool) -> Moved:
+def _moved(text: str, message: str, after: float | None, *, served: bool) -> Moved:
     found = re.match(r"(MOVED|ASK) \d+ (\S*:\d+)", text)
     return Moved(
         message,
         address=found[2] if found else "",
         ask=text.startswith("ASK"),
-        permanent=text.startswith("MOVED") and not proved,
+        permanent=text.startswith("MOVED") and not served,
         retry_after=after,
     )
 
@@ -247,7 +247,7 @@ def connect_error(error: BaseException, site: RedisSite) -> StoreUnavailable:
         what, final, text = "cannot be reached", True, f"there is no host {site.target.host!r}"
     for secret in site.target.secrets:
         text = text.replace(secret, "***")
-    return StoreUnavailable(f"{site.where} {what}: {text}", permanent=final and not site.proved)
+    return StoreUnavailable(f"{site.where} {what}: {text}", permanent=final and not site.served)
 
 
 def _is_bad_certificate(error: BaseException | None) -> bool:

@@ -63,6 +63,8 @@ _RECHECK_EVERY: Final = 20.0
 """Multiples of its ttl after which a waiter in line asks the server, whatever messages came."""
 _RELEASED: Final = b"given"
 """Means nothing to waiters in line: they get messages of their own."""
+_NODE: Final = 0
+"""The only node that this hub listens to: that of a quorum has several."""
 _HELD: Final = b"held"
 _WORDS: Final = (b"turn", b"look", _HELD)
 
@@ -169,7 +171,7 @@ class LineHub(SubscriptionHub[HubStore, LineSubscription, LineWaiter]):
     @property
     def _subscription(self) -> LineSubscription | None:
         """None also while it is being made: messages before that are not received."""
-        subscription = self._role.subscriptions[0]
+        subscription = self._role.subscriptions[_NODE]
         return subscription if subscription is not None and subscription.since else None
 
     async def wait(self, store: HubStore, key: Key, seen: str, until: float) -> None:
@@ -209,7 +211,7 @@ class LineHub(SubscriptionHub[HubStore, LineSubscription, LineWaiter]):
         return {self._packer.inbox_channel: None} | super()._channels_in_use()
 
     def _is_subscribed(self, role: _LineRole, waiter: LineWaiter) -> bool:
-        subscription = role.subscriptions[0]
+        subscription = role.subscriptions[_NODE]
         return (
             subscription is not None
             and subscription.since > 0
@@ -222,27 +224,27 @@ class LineHub(SubscriptionHub[HubStore, LineSubscription, LineWaiter]):
     async def _connect(
         self, store: HubStore, role: _LineRole, subscriber: Subscriber[Any], until: float
     ) -> None:
-        known = role.subscriptions[0]
+        known = role.subscriptions[_NODE]
         if known is not None and known.outdated:
             why = "it led to another incarnation of the server"
-            self._lose(role, 0, Broken(why, sent=True))
+            self._lose(role, _NODE, Broken(why, sent=True))
             # A waiter that relied on the connection rechecks before anybody connects again.
             subscriber.wake()
             return
-        while role is self._role and role.subscriptions[0] is None and (now := _now()) < until:
-            if now < role.retry_at[0]:
+        while role is self._role and role.subscriptions[_NODE] is None and (now := _now()) < until:
+            if now < role.retry_at[_NODE]:
                 raise StoreUnavailable(f"{self.where}: nobody can listen at present")
-            failures = role.failures[0]
+            failures = role.failures[_NODE]
             try:
                 await self._open(store, role, subscriber, until)
             except StoreError as error:
-                role.failures[0] = failures
+                role.failures[_NODE] = failures
                 if _now() >= until:
                     # Only this reader has run out of time: others may have more.
-                    role.subscriptions[0] = None
-                    subscriber.drop(0)
+                    role.subscriptions[_NODE] = None
+                    subscriber.drop(_NODE)
                     raise
-                self._lose(role, 0, error)
+                self._lose(role, _NODE, error)
             except BaseException:
                 role.drop()
                 raise
@@ -252,10 +254,10 @@ class LineHub(SubscriptionHub[HubStore, LineSubscription, LineWaiter]):
     ) -> None:
         wire, inbox = await store.open_subscriber(until), self._packer.inbox_channel
         subscription = LineSubscription(inbox, wire.epoch)
-        role.subscriptions[0] = subscription
+        role.subscriptions[_NODE] = subscription
         # The inbox first: until it is confirmed, nobody may rely on this connection.
         self._to_subscribe.appendleft(inbox)
-        subscriber.arrive(0, wire)
+        subscriber.arrive(_NODE, wire)
         while inbox not in subscription.confirmed:
             message = await subscriber.next(until)
             if role is not self._role:
@@ -264,9 +266,9 @@ class LineHub(SubscriptionHub[HubStore, LineSubscription, LineWaiter]):
                 self._receive(role, *message)
                 self._subscribe(role, subscriber)
             elif _now() >= until:
-                role.subscriptions[0] = None
-                subscriber.drop(0)
-            if role is not self._role or role.subscriptions[0] is not subscription:
+                role.subscriptions[_NODE] = None
+                subscriber.drop(_NODE)
+            if role is not self._role or role.subscriptions[_NODE] is not subscription:
                 return
         # Asked after the inbox was confirmed, by the clock that also stamps places: a waiter whose
         # place is stored later than this misses no message.
@@ -383,8 +385,7 @@ class LineHub(SubscriptionHub[HubStore, LineSubscription, LineWaiter]):
         if message is None:
             return
         if message.rest:
-            rest = _Rest(subscription, _now() + message.seconds)
-            _remember(self.resting, message.id, rest)
+            _remember(self.resting, message.id, _Rest(subscription, _now() + message.seconds))
             return
         at = _now() + message.seconds if message.seconds else -inf
         self.resting.pop(message.id, None)
