@@ -18,6 +18,7 @@ from incumbent import (
     Lock,
     Misuse,
     MultiLock,
+    NotAcquired,
     ReadWriteLock,
     Semaphore,
 )
@@ -137,6 +138,38 @@ def test_a_generator_that_another_thread_resumes_ends_its_own_lease_alone(
         one.submit(next, second, None).result()
         assert not theirs.valid
     assert not lock._holdings()
+
+
+@pytest.mark.parametrize(
+    "make", [lambda **of: Semaphore("a", 2, **of), lambda **of: ReadWriteLock("a", **of).read]
+)
+def test_a_body_that_only_tries_gets_another_permit_of_the_same_lock(
+    engine: FaultyEngine, make: Any
+) -> None:
+    lock = make(store=engine, timeout=0)
+    with lock as outer:
+        with lock as inner:
+            assert inner.fencing_token != outer.fencing_token
+        assert outer.valid
+        assert not inner.valid
+    assert not lock._holdings()
+
+
+def test_a_task_that_only_tries_gets_another_permit_while_one_is_left(engine: FaultyEngine) -> None:
+    async def scenario() -> None:
+        lock = AsyncSemaphore("a", 2, store=engine, timeout=0)
+        async with lock as outer, lock as inner:
+            assert outer.valid
+            assert inner.valid
+            with pytest.raises(NotAcquired):
+                await lock.__aenter__()
+        assert not await lock._holdings()
+        one = AsyncLock("b", store=engine, timeout=0)
+        with pytest.raises(Misuse, match="wait for itself"):
+            async with one, one:
+                pass
+
+    asyncio.run(scenario())
 
 
 def test_a_generator_that_another_task_resumes_ends_its_own_lease_alone(

@@ -347,7 +347,9 @@ class LeaseKeepingLock(SingleLock[L], Generic[L]):
 
     def _refuse_reentry(self) -> None:
         """Raise Misuse if the caller would wait for itself."""
-        if self._entries and not self._reentrant:
+        # Who only tries may get another permit.
+        tries = self._timeout == 0 and self._permits is not None
+        if self._entries and not (self._reentrant or tries):
             me = self._caller_ref()
             for entry in self._entries.copy():
                 # A lost lease is in nobody's way, and in a fork's child it is the parent's.

@@ -51,12 +51,12 @@ class LockSettings(TypedDict, total=False):
     longest time that a hung holder keeps the lease. `at_least_for`: the shortest time that the name
     stays closed, from the grant. `once_per`: at most one start in that time, by the store's clock.
     `slot`: the work that `once_per` counts, if not the name's own: any printable ID of at most 200
-    characters, such as another scheduler's. `on_lost`: called with the LeaseLost, in a thread of
-    its own. `on_trouble`: called there with the StoreError when renewals begin to fail while the
-    lease is still proved, once until one succeeds again. `if_lost`: "raise" at the end of the body
-    (default), or "exit": end the process at once with code 123, min(0.1 s, grace / 2) before the
-    proof runs out (C code that keeps the interpreter delays it: see `incumbent run`); a loss that
-    only the release finds is raised.
+    characters, such as another scheduler's. `on_lost`: called with the LeaseLost, in the one thread
+    of all callbacks: one that blocks delays the others. `on_trouble`: called there with the
+    StoreError when renewals begin to fail while the lease is still proved, once until one succeeds
+    again. `if_lost`: "raise" at the end of the body (default), or "exit": end the process at once
+    with code 123, min(0.1 s, grace / 2) before the proof runs out (C code that keeps the
+    interpreter delays it: see `incumbent run`); a loss that only the release finds is raised.
     `fair`: waiters get the lease in the order of arrival; else others may overtake a few times in a
     row. `reentrant`: the thread or task that holds a Lock may enter it again at once.
     """
