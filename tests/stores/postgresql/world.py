@@ -59,6 +59,7 @@ def schema() -> str:
 def make_template(server: PostgresServer) -> None:
     server.psql(f"create database {TEMPLATE}")
     server.psql(schema(), TEMPLATE)
+    server.templates.add(TEMPLATE)
 
 
 def new_database(server: PostgresServer) -> str:
@@ -66,7 +67,7 @@ def new_database(server: PostgresServer) -> str:
 
     On the server that a worker's tests share it is the copy of a template.
     """
-    if server.psql(f"select from pg_database where datname = '{TEMPLATE}'"):
+    if TEMPLATE in server.templates:
         database = server.new_database(TEMPLATE)
     else:
         database = server.new_database()
