@@ -26,6 +26,7 @@ from incumbent.protocol.claim import Claim
 from incumbent.rules.notices import BREAK, RESIGN, notice_to
 from incumbent.runtime.link import link_for
 from incumbent.stores.memory import MemoryEngine
+from tests.support.faulty import FaultyEngine
 from tests.support.servers import free_port
 from tests.support.waiting import eventually
 
@@ -242,6 +243,46 @@ def test_a_run_that_had_not_begun_at_the_stop_gives_its_slot_back(
     key, at_some_time = Key("default", "slow"), time.monotonic() + 1e9
     eventually(lambda: not link_for(store).store.read(key, at_some_time).slots)
     assert (began, on_record(store, "slow")) == ([], [])
+
+
+def test_no_run_begins_by_a_claim_that_is_under_way_at_the_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The stop would not wait for it, and end the loop that a coroutine needs."""
+    engine, began = FaultyEngine(), list[str]()
+    jobs = incumbent.Jobs(engine, ttl=30)
+    claims, go, take = list[str](), threading.Event(), engine.faulty.take
+
+    def slow(key: Key, *rest: Any) -> Any:
+        outcome = take(key, *rest)
+        if key.name in ("one", "two"):
+            claims.append(key.name)
+            assert go.wait(30)
+        return outcome
+
+    monkeypatch.setattr(engine.faulty, "take", slow)
+
+    @jobs.every("1s")
+    def one() -> None:
+        began.append("one")
+
+    @jobs.every("1s")
+    async def two() -> None:
+        began.append("two")
+
+    jobs.start()
+    background = jobs._background
+    eventually(lambda: claims)
+    stopping = threading.Thread(target=jobs.stop, args=(30,))
+    stopping.start()
+    eventually(lambda: background is not None and background._instance.stopped)
+    go.set()
+    stopping.join()
+    # The one claim was given back, and there was no other.
+    assert (began, len(claims)) == ([], 1)
+    key = Key("default", claims[0])
+    eventually(lambda: not engine.faulty.read(key, clock.now() + 30).slots)
+    assert not runs_of(engine.faulty.read(key, clock.now() + 30).fields)
 
 
 def test_a_coroutine_that_awaits_what_was_cancelled_has_failed_and_is_retried(

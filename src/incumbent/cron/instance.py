@@ -192,7 +192,8 @@ class Instance:
         self._sweep_at = clock.now() + _SWEEP_EVERY * (0.5 + draw_jitter())
         every = min(PRESENT_EVERY, max(_SIGN_LEAST, self._runs.ttl))
         self._presence = Presence(link, namespace, holder, every)
-        self._stopped = False
+        self.stopped = False
+        """Whether no slot is claimed any more."""
         self._offset = clock.wall() - clock.now()
         meters.provide(self)
 
@@ -214,7 +215,7 @@ class Instance:
             os.read(self._wake_fd, 4096)
         for fd in ready & listeners.keys():
             listeners[fd]()
-        if not self._stopped:
+        if not self.stopped:
             self._check_clock()
             if self.ready:
                 self._take_triggers()
@@ -241,7 +242,7 @@ class Instance:
 
     def _next_in(self) -> float:
         now = clock.now()
-        if self._stopped:
+        if self.stopped:
             return _DRAINING_SLEEP
         if not self.ready:
             return max(0.0, self._next_try - now)
@@ -264,13 +265,13 @@ class Instance:
 
     def stop(self) -> None:
         """Claim no slot from now on."""
-        self._stopped = True
+        self.stopped = True
         self._situation.note_stopping()
         self.wake()
 
     def close(self) -> None:
         """Remove the sign of life, if the store replies soon, and close the descriptors."""
-        self._stopped = True
+        self.stopped = True
         meters.withdraw(self)
         if self.ready:
             with suppress(StoreError):
@@ -293,7 +294,9 @@ class Instance:
         time.sleep(self._capacity.pause(claims, refused, self._load, draw_jitter()))
 
     def _room(self) -> float:
-        return min(self._max_runs - self._load, _STARTS_MOST - len(self._runs.starting))
+        # A stop of another thread also ends what is left of this step.
+        room = min(self._max_runs - self._load, _STARTS_MOST - len(self._runs.starting))
+        return 0 if self.stopped else room
 
     def _report_full(self) -> None:
         full = self._waiting and self._load >= self._max_runs
@@ -304,7 +307,7 @@ class Instance:
 
     def stand_by(self) -> tuple[int, int]:
         """How many workers to have ready for slots due soon, and how many idle ones to keep."""
-        if self._stopped or not self.ready:
+        if self.stopped or not self.ready:
             return 0, 0
         agenda = self._executor.dispatcher.agenda
         jobs = agenda.count_until(clock.wall() + AHEAD, _COUNTED)
@@ -370,7 +373,7 @@ class Instance:
         """In the thread: read the control key, pass the record to the loop, wait for a change."""
         key, store = Key(self._namespace, CONTROL), self._link.store
         seen, held = "", False
-        while not self._stopped:
+        while not self.stopped:
             try:
                 # Before the read: a trigger that is set while it is on its way counts as new the
                 # next time.
@@ -396,7 +399,7 @@ class Instance:
                 self._situation.note_unanswered()
                 time.sleep(1.0 + draw_jitter())
             except Exception as error:  # noqa: BLE001 - one defect must not end the thread
-                if not self._stopped:
+                if not self.stopped:
                     self._emit("fault", why=f"{type(error).__name__}: {error}")
                     time.sleep(1.0)
 

@@ -219,10 +219,15 @@ class Background:
         # Before the start: a run that ends at once removes them.
         runs.running[key], runs.started_at[key] = function_run, clock.now()
         try:
+            # Looked at last: a stop that is not seen here sees the run, and waits for it.
+            if self._instance.stopped:
+                raise CannotLaunch("its instance was stopped")
             thread.start()
-        except RuntimeError as error:
+        except (CannotLaunch, RuntimeError) as error:
             del runs.running[key], runs.started_at[key]
             release_unless_lost(function_run.lease, undo_slot=True)
+            if isinstance(error, CannotLaunch):
+                raise
             raise CannotLaunch(f"no thread can be started: {error}") from error
 
     def _run_thread(self, spec: JobSpec, slot: JobSlot, function_run: _FunctionRun) -> None:
