@@ -275,7 +275,7 @@ def test_no_run_begins_by_a_claim_that_is_under_way_at_the_stop(
     eventually(lambda: claims)
     stopping = threading.Thread(target=jobs.stop, args=(30,))
     stopping.start()
-    eventually(lambda: background is not None and background._instance.stopped)
+    eventually(lambda: background is not None and background.instance.stopped)
     go.set()
     stopping.join()
     # The one claim was given back, and there was no other.
@@ -672,6 +672,6 @@ def test_a_slot_that_has_had_its_turn_closes_nothing_and_runs_nothing(store: str
     assert isinstance(held, Claim)
     launcher.launch(spec, slot, held)
     eventually(lambda: launcher.runs.ended == [("job", slot, ALREADY_RECORDED)])
-    launcher._instance.close()
+    launcher.instance.close()
     record = link.store.read(key, clock.now() + 30)
     assert (record.holdings, record.closed_for, ran) == ((), 0.0, [])

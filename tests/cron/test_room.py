@@ -13,7 +13,7 @@ from incumbent import clock
 from incumbent.cron.agenda import Agenda, ClaimOrder, Dispatcher
 from incumbent.cron.fleet import PRESENCE, UP, encode
 from incumbent.cron.instance import Capacity
-from incumbent.cron.runs import NOT_BEGUN, Task
+from incumbent.cron.runs import GAVE_BACK, LEAVES, NOT_BEGUN, STARTED, Task
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.cron.zygote import Worker, WorkerPool
@@ -139,3 +139,16 @@ def test_a_task_for_which_no_process_can_be_forked_is_reported_as_not_begun() ->
     pool = WorkerPool(lambda _: None, lambda *report: said.append(report), select.poll())
     pool.run_task(cast("Any", SimpleNamespace(key=("job", "slot"))))
     assert said == [("job", "slot", NOT_BEGUN)]
+
+
+def test_one_that_leaves_after_many_attempts_gets_no_other_task() -> None:
+    ours, its = socket.socketpair()
+    said: list[int] = []
+    made = Worker(1000, ours, ("job", "slot"), preparing=False)
+    pool = WorkerPool(lambda _: made, lambda *report: said.append(report[-1]), select.poll())
+    pool.run_task(cast("Any", SimpleNamespace(key=("job", "slot"))))
+    its.sendall(bytes((*[STARTED] * 100, GAVE_BACK, LEAVES)))
+    pool.receive(ours.fileno())
+    assert said == [*[STARTED] * 100, GAVE_BACK]
+    assert pool.channels == []
+    its.close()

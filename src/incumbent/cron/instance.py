@@ -142,7 +142,7 @@ _COUNTED: Final = 1000
 class Instance:
     """One instance: see the module. `runs`: the runs of `launcher`, at most `max_runs` at a time.
 
-    `ready`: whether the ledger was read.
+    `ready`: whether the ledger was read. `stopped`: whether no slot is claimed any more.
     """
 
     def __init__(
@@ -193,7 +193,6 @@ class Instance:
         every = min(PRESENT_EVERY, max(_SIGN_LEAST, self._runs.ttl))
         self._presence = Presence(link, namespace, holder, every)
         self.stopped = False
-        """Whether no slot is claimed any more."""
         self._offset = clock.wall() - clock.now()
         meters.provide(self)
 

@@ -126,10 +126,10 @@ class Background:
         self.runs: Runs[_FunctionRun] = Runs()
         self.stopping = threading.Event()
         """Set once no further attempt may begin."""
-        self._instance = Instance(
+        self.instance = Instance(
             specs, link, namespace, holder, self, emit, self.runs, situation=situation
         )
-        specs = self._instance.specs
+        specs = self.instance.specs
         for spec in specs:
             self._claimer.wanted(spec)
         self._own_loop: asyncio.AbstractEventLoop | None = None
@@ -158,18 +158,20 @@ class Background:
     def stop(self, drain: float) -> bool:
         """See Jobs.stop."""
         running = self.runs.running
-        self._instance.stop()
+        self.instance.stop()
         self._emit("stopping", running=len(running))
         self._wait_until(clock.now() + drain)
-        if running:
+        if went_on := bool(running):
             self.stopping.set()
             for function_run in list(running.values()):
                 function_run.stop()
             self._wait_until(clock.now() + 5.0)
         # Only now: until here the thread deals with the ends of the runs.
         self._ended = True
-        self._instance.wake()
+        self.instance.wake()
         self._thread.join(10.0)
+        if not went_on:  # One that was claimed meanwhile gives its slot back.
+            self._wait_until(clock.now() + 5.0)
         self._close_loop()
         self._emit("stopped")
         return not running
@@ -190,8 +192,8 @@ class Background:
     def _run(self) -> None:
         try:
             while not self._ended:
-                self._instance.step()
-                if self._instance.ready:
+                self.instance.step()
+                if self.instance.ready:
                     self._begun.set()
         except (StoreError, Misuse) as error:
             self._error = error
@@ -200,7 +202,7 @@ class Background:
                 self._emit("fault", why=str(error))
         finally:
             self._begun.set()
-            self._instance.close()
+            self.instance.close()
 
     # -- the Launcher of its instance ------------------------------------------------------------
 
@@ -219,15 +221,10 @@ class Background:
         # Before the start: a run that ends at once removes them.
         runs.running[key], runs.started_at[key] = function_run, clock.now()
         try:
-            # Looked at last: a stop that is not seen here sees the run, and waits for it.
-            if self._instance.stopped:
-                raise CannotLaunch("its instance was stopped")
             thread.start()
-        except (CannotLaunch, RuntimeError) as error:
+        except RuntimeError as error:
             del runs.running[key], runs.started_at[key]
             release_unless_lost(function_run.lease, undo_slot=True)
-            if isinstance(error, CannotLaunch):
-                raise
             raise CannotLaunch(f"no thread can be started: {error}") from error
 
     def _run_thread(self, spec: JobSpec, slot: JobSlot, function_run: _FunctionRun) -> None:
@@ -242,7 +239,7 @@ class Background:
             # In this order: `stop` waits until none is running, and the loop must not miss an end.
             self.runs.ended.append((spec.name, slot, code))
             self.runs.running.pop((spec.name, slot.name), None)
-            self._instance.wake()
+            self.instance.wake()
 
     def run_on_failure(self, spec: JobSpec, run: SlotRecord) -> None:
         """Do nothing: a function has no on_failure command."""
@@ -262,7 +259,8 @@ class _FunctionRun:
 
     def run(self) -> int:
         """Run to the end; the code says how it ended, or that the slot was given back."""
-        if self._jobs.stopping.is_set():
+        # A stop that is not seen here sees this run, and waits for it.
+        if self._jobs.instance.stopped:
             return self._attempts.release_unused("its instance was stopped")
         if (code := self._attempts.begin()) is not None:
             return code

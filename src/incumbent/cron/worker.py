@@ -175,8 +175,8 @@ def run_worker(
 class _TaskRunner:
     """Runs one task after another; prepares a part of what a task needs before it comes.
 
-    `stopped`: a signal to leave came. `worn`: a task left something that the next one must not
-    find. From `output` until `clear`, standard output and error are a task's own pipe.
+    `stopped`: it leaves, and begins no task. `worn`: a task left something that the next one must
+    not find. From `output` until `clear`, standard output and error are a task's own pipe.
     """
 
     def __init__(
@@ -242,7 +242,10 @@ class _TaskRunner:
         return _CommandRun(task, lease, self, events.with_facts(term=lease.fencing_token)).run()
 
     def _next_task(self, rest: float) -> Task | None:
-        """Wait for a task; None if there will be none. `rest`: seconds after which to prepare."""
+        """Wait for a task; None if there will be none. `rest`: seconds after which to prepare.
+
+        A task that comes while the worker leaves is to be given back: then it is `stopped`.
+        """
         fds = [self._channel.fileno(), self.signals.fd]
         fds += [self.guard.fd] if self.guard.fd >= 0 else []
         prepare_at = clock.now() + rest
@@ -251,17 +254,12 @@ class _TaskRunner:
             suppress(GuardFault, ConfigError, OSError, EOFError),
         ):
             while True:
-                waiter.wait(fds, prepare_at)
+                ready = waiter.wait(fds, prepare_at)
                 # Before the channel is read: a task that came with the signal must not begin.
-                leaves = self.stops() or not self.guard.alive()
-                if readable(self._channel.fileno()):
-                    # A large task comes in pieces.
-                    while not (found := self._inbox.receive()):
-                        pass
-                    task: Task = found[0]
-                    return task
-                if leaves:
-                    return None
+                if self.stops() or not self.guard.alive():
+                    break
+                if self._channel.fileno() in ready:
+                    return self._received()
                 if clock.now() >= prepare_at:
                     self.clear()
                     # Prepare all that needs neither task nor lease.
@@ -269,7 +267,19 @@ class _TaskRunner:
                     self._ready = PreparedCommand(self.guard, self.fleet.ttl)
                     self.send_codes(PREPARED)
                     prepare_at = clock.now() + _STALE
+        self.stopped = True
+        with suppress(OSError, EOFError):
+            # From here on the zygote cannot send another: what came before is given back.
+            self._channel.shutdown(socket.SHUT_RD)
+            return self._received()
         return None
+
+    def _received(self) -> Task:
+        # A large task comes in pieces.
+        while not (found := self._inbox.receive()):
+            pass
+        task: Task = found[0]
+        return task
 
     def stops(self) -> bool:
         """Whether a signal to leave came, until now."""
@@ -350,7 +360,7 @@ class _CommandRun:
             # A worker that stood by may have lost its guard: another worker has its own.
             return self._attempts.release_unused("the guard is gone")
         if self._worker.stops():
-            return self._attempts.release_unused("its instance was stopped")
+            return self._attempts.release_unused("its worker leaves")
         # On record before anything runs: two workers that both believe in the slot find one record.
         if (code := self._attempts.begin()) is not None:
             if code == ALREADY_RECORDED:

@@ -407,7 +407,8 @@ class WorkerPool:
         if worker is None:
             return
         try:
-            codes = worker.channel.recv(16, socket.MSG_DONTWAIT)
+            # All at once: between two parts a worker that leaves could be handed another task.
+            codes = worker.channel.recv(4096, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except OSError:
