@@ -501,14 +501,14 @@ def test_a_lease_lapses_whose_body_is_in_a_loop_that_was_closed(
     entered, told = list[Any](), threading.Event()
 
     async def body() -> None:
-        lock = make("a", store=engine, ttl=0.6, on_lost=lambda _: told.set())
+        lock = make("a", store=engine, ttl=2, on_lost=lambda _: told.set())
         async with lock if make is AsyncLock else stack as it:
             entered.append(it if make is AsyncLock else it.enter_context(lock))
             await asyncio.Event().wait()
 
     stack, loop, work = AsyncExitStack(), asyncio.new_event_loop(), body()
     task = loop.create_task(work)
-    while not entered:
+    while not (entered or task.done()):
         loop.run_until_complete(asyncio.sleep(0))
     loop.close()
     assert told.wait(30)
