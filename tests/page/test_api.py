@@ -325,16 +325,24 @@ def test_many_views_of_a_big_fleet_cost_the_store_a_reading_in_five_seconds(
 
 
 @pytest.mark.parametrize(
-    "query", ["show=fialed", "sort=bogus", "limit=abc", "limit=-1", "limt=3", "window=7x", "page=x"]
+    "query",
+    [
+        *("show=fialed", "sort=bogus", "limit=abc", "limit=-1", "limt=3", "window=7x", "page=x"),
+        *("shwo=", "shwo", "show=", "limit=0", "page=0", "limit=", "limit=1&limit=2", "q=a&q=a"),
+    ],
 )
 def test_a_query_that_is_misspelt_is_refused_with_what_is_known(url: str, query: str) -> None:
     response, text = ask(url, f"/api/v1/leases?{query}")
     assert response.status == 400
     check(json.loads(text), "/api/v1/leases", "get", "400")
     assert ask(url, "/api/v1/leases?show=failed&sort=name&limit=3&page=1&q=a")[0].status == 200
+    assert ask(url, "/api/v1/leases?q=")[0].status == 200
 
 
-@pytest.mark.parametrize("body", ["{reason", '{"resaon": "x"}', "[]", '{"reason": 3}', "reason=x"])
+@pytest.mark.parametrize(
+    "body",
+    ["{reason", '{"resaon": "x"}', "[]", '{"reason": 3}', "reason=x", "[" * 5000],
+)
 def test_a_body_that_is_no_wish_is_refused_and_nothing_is_done(
     guarded: str, client: Client, body: str
 ) -> None:
@@ -354,10 +362,47 @@ def test_a_reason_is_read_whatever_type_the_body_is_said_to_have(
     assert json.loads(client.read("switch-7").fields["pause"].value)["reason"] == "by curl"
 
 
-@pytest.mark.parametrize("path", ["jobs/boks/trigger", "leases/books/trigger"])
-def test_what_is_no_job_is_not_triggered(guarded: str, client: Client, path: str) -> None:
+@pytest.mark.parametrize("query", ["reason=maintenance", "raeson", "permit=1"])
+def test_a_wish_with_a_query_is_refused_as_its_reason_would_be_lost(
+    guarded: str, client: Client, query: str
+) -> None:
+    assert ask(guarded, f"/api/v1/leases/switch-7/pause?{query}", "{}", BEARER)[0].status == 400
+    assert not client.scan()
+
+
+def test_a_body_without_a_length_is_refused(guarded: str, client: Client) -> None:
+    headers = {**BEARER, "Transfer-Encoding": "chunked"}
+    response, text = ask(guarded, "/api/v1/leases/switch-7/pause", "", headers)
+    assert (response.status, "Content-Length" in text) == (411, True)
+    assert not client.scan()
+
+
+@pytest.mark.parametrize("host", ["[", "[::1", "a]"])
+def test_a_host_that_is_none_is_refused(url: str, guarded: str, host: str) -> None:
+    assert ask(url, "/api/v1/overview", headers={"Host": host})[0].status == 403
+    assert ask(guarded, "/api/v1/overview", headers={"Host": host, **BEARER})[0].status == 403
+
+
+def test_an_origin_or_a_permit_that_is_none_is_refused(guarded: str, client: Client) -> None:
+    path = "/api/v1/leases/switch-7/pause"
+    assert ask(guarded, path, "{}", {**BEARER, "Origin": "http://["})[0].status == 403
+    own = {**logged_in(guarded), "Origin": guarded}
+    assert ask(guarded, path, '{"permit": "\\ud800"}', own)[0].status == 403
+    assert not client.scan()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("jobs/boks/trigger", "leases/books/trigger", "jobs/boks/pause", "jobs/boks/unpause"),
+        *("jobs/books/pause", "jobs/books/resign", "jobs/books/break"),
+    ],
+)
+def test_what_is_no_job_is_not_steered_as_one(guarded: str, client: Client, path: str) -> None:
     with client.lock("books").acquire():
         response, text = ask(guarded, f"/api/v1/{path}", "{}", BEARER)
     assert response.status == 404
     check(json.loads(text), "/api/v1/jobs/{name}/{wish}", "post", "404")
+    assert not client.read("books").fields
     assert not client.read("@cron").fields
+    assert not client.read("boks").fields

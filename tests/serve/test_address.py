@@ -79,6 +79,7 @@ def test_a_token_may_have_a_name_and_then_each_has(tmp_path: Path) -> None:
         ("µ" * 20, 0o600, "ASCII"),
         ("ann:7hort", 0o600, "16 characters"),
         (f"ann:{SECRET}\nbob 123456789012345678", 0o600, "no NAME:TOKEN in line 2"),
+        (f"ann:{SECRET}\n" + "\n" * 65_536, 0o600, "more than 65536 bytes"),
         (f"ann:{SECRET}\nbob:7hort", 0o600, "line 2 needs at least 16 characters"),
         (f"ann:{SECRET}\nbob:{SECRET}", 0o600, "the token of ann in its line 2 again"),
     ],

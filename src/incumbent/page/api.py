@@ -7,7 +7,7 @@ Durations are numbers of seconds; instants are RFC 3339 in UTC.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, Final
 from urllib.parse import unquote
@@ -50,13 +50,17 @@ def look(
     return None
 
 
-def mistake_in(given: Mapping[str, str]) -> str:
-    """What is wrong with a query, for a person; "" if nothing is."""
+def mistake_in(asked: Sequence[tuple[str, str]]) -> str:
+    """What is wrong with the fields of a query, for a person; "" if nothing is."""
     choices = {"show": [*FAULTS], "sort": [*SORTS], "window": [*WINDOWS]}
-    for key, value in given.items():
+    names = [name for name, _ in asked]
+    for key, value in asked:
+        if names.count(key) > 1:
+            return f"{key[:40]!r} is there twice"
         if key in choices and value not in choices[key]:
             return f"{key}={value[:40]!r}: one of {', '.join(choices[key])}"
-        if key in _NUMBERS and not (value.isascii() and value.isdecimal() and len(value) < 9):
+        plain = value.isascii() and value.isdecimal() and len(value) < 9
+        if key in _NUMBERS and not (plain and int(value)):
             return f"{key}={value[:40]!r}: a number from 1"
         if key not in (*choices, *_NUMBERS, "q", "permit"):
             known = ", ".join((*choices, *_NUMBERS, "q"))

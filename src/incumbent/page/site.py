@@ -97,7 +97,7 @@ class PageSite:
         return Page(200, _HTML, html, _HEADERS)
 
     async def _api(self, request: HttpRequest, given: Mapping[str, str]) -> Page:
-        if mistake := api.mistake_in(given):
+        if mistake := api.mistake_in(parse_qsl(request.query, keep_blank_values=True)):
             return Page(400, TEXT, f"{mistake}\n", _HEADERS)
         edition = await self._watch.newest(View())
         found = api.look(edition.reading, request.path, given, clock.wall())
@@ -137,7 +137,9 @@ class PageSite:
 
     async def _act_by_path(self, request: HttpRequest) -> Page:
         table, name, wish = api.parts_of(request.path)
-        return await self._wish(request, name, wish, _given_in_json(request), table)
+        # Whoever writes a reason into the query means it: better no wish than one without it.
+        given = None if request.query else _given_in_json(request)
+        return await self._wish(request, name, wish, given, table)
 
     async def _wish(
         self,
@@ -148,7 +150,7 @@ class PageSite:
         table: str = "",
     ) -> Page:
         """Do what is asked; `given`: the fields, or None if the body is not what it should be."""
-        permit = (given or {}).get("permit", "").encode()
+        permit = (given or {}).get("permit", "").encode("utf-8", "replace")
         # Before the store is asked for anything: a foreign page must not learn what there is.
         if not (request.bearer or hmac.compare_digest(permit, self._permit().encode())):
             return Page(403, TEXT, "open the page of this name anew\n", _HEADERS)
@@ -174,11 +176,11 @@ class PageSite:
     ) -> Page | None:
         """The refusal of a wish that makes no sense."""
         if given is None:
-            text = 'the body is a JSON object: {} or {"reason": "..."}\n'
+            text = 'without a query, the body is a JSON object: {} or {"reason": "..."}\n'
             return Page(400, TEXT, text, _HEADERS)
         if wish not in WISHES or not is_job_name(name):
             return Page(400, TEXT, f"wish is one of {', '.join(WISHES)}; name is a lease or job\n")
-        if wish == "trigger" and table:
+        if table == "jobs" or (table and wish == "trigger"):
             edition = await self._watch.newest(View())
             if table != "jobs" or api.one(edition.reading, name, clock.wall(), table) is None:
                 return Page(404, TEXT, f"there is no job {name!r}\n", _HEADERS)
@@ -214,7 +216,7 @@ def _given_in_json(request: HttpRequest) -> dict[str, str] | None:
     """The texts of a wish, whatever type the body is said to have; None if it is another thing."""
     try:
         found = json.loads(request.body or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict) or not set(found) <= {"reason", "permit", "name", "wish"}:
         return None
@@ -240,11 +242,9 @@ def _if_asked_here(look: Callable[[HttpRequest, Mapping[str, str]], Pending]) ->
 
 def _is_asked_here(request: HttpRequest) -> bool:
     """Whether the Host is allowed: without a token only localhost or an IP (no DNS rebinding)."""
-    host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-    if request.trusted or host == "localhost":
-        return True
     try:
-        return bool(ip_address(host))
+        host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+        return request.trusted or host == "localhost" or bool(ip_address(host))
     except ValueError:
         return False
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from incumbent.errors import ConfigError
 from incumbent.printable import printable
@@ -164,7 +164,7 @@ def _is_from_here(request: HttpRequest) -> bool:
     # Behind a proxy the Host may be another. There Sec-Fetch-Site tells, which no script can set.
     if request.headers.get("sec-fetch-site") == "same-origin":
         return True
-    origin = urlsplit(request.headers.get("origin", "")).netloc
+    origin = request.headers.get("origin", "").partition("://")[2]
     return bool(origin) and origin == request.headers.get("host")
 
 
@@ -188,12 +188,15 @@ def read_secrets(path: str) -> dict[str, str]:
         with Path(path).open("rb") as file:
             # Of the open file: the path may lead to another one a moment later.
             mode = os.fstat(file.fileno()).st_mode
-            lines = file.read(_LONGEST_FILE).splitlines()
+            content = file.read(_LONGEST_FILE + 1)
     except OSError as error:
         raise _bad_token(path, f"cannot be read ({error.strerror})") from None
     if mode & stat.S_IROTH:
         raise _bad_token(path, "can be read by everybody on this host: chmod o-rwx it")
+    if len(content) > _LONGEST_FILE:
+        raise _bad_token(path, f"has more than {_LONGEST_FILE} bytes")
     found: dict[str, str] = {}
+    lines = content.splitlines()
     named = bool(lines and _NAMED.fullmatch(lines[0]))
     for number, line in enumerate(lines if named else lines[:1] or [b""], 1):
         if not line and named:

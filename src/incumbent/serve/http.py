@@ -210,6 +210,8 @@ async def _read(reader: asyncio.StreamReader) -> HttpRequest | Page:
         # One that came twice says nothing: the first may be the client's own, to which a proxy that
         # names its user only added.
         headers[key] = "" if key in headers else value
+    if "transfer-encoding" in headers:
+        return Page(411, TEXT, "a body needs Content-Length here\n")
     length = headers.get("content-length", "0")
     # The pattern first: a number of many thousand digits takes long to read.
     if not re.fullmatch(r"\d{1,9}", length, re.ASCII) or int(length) > LONGEST_BODY:
