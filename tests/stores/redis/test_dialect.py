@@ -225,14 +225,15 @@ def test_a_key_found_on_the_server_leads_back_to_its_lease(
     of = naming.of(key)
     for found in (of.lease, of.record, of.slot("2026-01-01T00:00")):
         assert naming.key_of(found, namespace) == key
+    assert naming.key_of(of.sharers, namespace) is None
 
 
 @pytest.mark.parametrize("template", [None, "lock:{name}"])
-def test_a_scan_finds_each_key_of_a_lease(template: str | None) -> None:
+def test_a_scan_finds_each_key_that_shows_a_lease(template: str | None) -> None:
     naming = Naming(template)
     of = naming.of(Key("default", "job"))
     patterns = [pattern.replace("{", "[{]") for pattern in naming.patterns("default", "j")]
-    keys = (of.lease, of.record, of.candidates, of.line, of.sharers, of.slot("x"))
+    keys = (of.lease, of.record, of.candidates, of.line, of.slot("x"))
     assert [key for key in keys if not any(fnmatchcase(key, each) for each in patterns)] == []
 
 

@@ -119,6 +119,17 @@ def test_a_give_leaves_nothing_of_those_who_crashed_meanwhile(
     assert parts(admin, key) == {second.claim}
 
 
+def test_a_name_of_which_only_a_list_of_those_who_crashed_is_left_is_not_shown(
+    here: Party, admin: redis.Redis
+) -> None:
+    key = Key("shared", secrets.token_hex(6))
+    taken(here, key, 3)
+    assert [record.key for record in here.store.scan("shared", key.name, soon())] == [key]
+    # As when it expires: the list outlives it a little.
+    admin.delete(f"incumbent:{{{key}}}", f"incumbent:{{{key}}}:r")
+    assert here.store.scan("shared", key.name, soon()) == ()
+
+
 def test_those_who_crash_after_a_long_holding_are_found(here: Party, admin: redis.Redis) -> None:
     key = Key("shared", secrets.token_hex(6))
     renewal = taken(here, key, 2)

@@ -398,11 +398,12 @@ class Naming:
         start = head.replace("{namespace}", namespace)
         end = tail.replace("{namespace}", namespace)
         main = f"{_escaped(start + prefix)}*{_escaped(end)}"
-        return [main, f"incumbent:{{{main}}}:[bhrswqp]*"]
+        return [main, f"incumbent:{{{main}}}:[bhrswq]*"]
 
     def key_of(self, found: str, namespace: str) -> Key | None:
         """The lease that a key on the server belongs to."""
-        inner = re.fullmatch(r"incumbent:\{(.*)\}(?::[bhrwqp]|:s:.*)?", found)
+        # Not by its sharers: those who crashed may be listed for longer than the record lasts.
+        inner = re.fullmatch(r"incumbent:\{(.*)\}(?::[bhrwq]|:s:.*)?", found)
         if self._template is None or (inner is None and found.startswith("incumbent:{")):
             return unflat(inner[1]) if inner else None
         pattern = re.escape(self._fill(namespace, "\0")).replace(re.escape("\0"), "(.+)")
