@@ -270,6 +270,16 @@ def test_a_question_with_an_empty_option_is_refused(store: str, words: tuple[str
     assert (done.returncode, done.stdout) == (64, ""), done.stderr
 
 
+def test_a_prefix_that_no_name_has_is_refused(store: str) -> None:
+    for prefix in ("\u00fc", "\udcff"):
+        done = incumbent("-s", store, "status", "--prefix", prefix)
+        refused(done, "no name begins so")
+
+
+def test_a_message_about_an_option_begins_with_its_flag(store: str) -> None:
+    refused(incumbent("-s", store, "pause", "job", "--reason", "a\tb"), "incumbent: --reason: at")
+
+
 @pytest.mark.parametrize("option", ["--namespace", "--holder", "--drain"])
 def test_jobs_get_no_default_for_an_option_that_is_empty(
     store: str, tmp_path: Path, option: str
@@ -303,9 +313,12 @@ def test_an_answer_that_cannot_be_written_is_told_in_one_line(store: str, words:
     refused(shell(f"$I {words} >/dev/full", store), "the answer cannot be written: No space", 125)
 
 
-def test_help_that_cannot_be_written_shows_no_traceback(store: str) -> None:
-    # Later releases of Python than 3.11 say nothing at all.
-    assert len(shell("$I --help >/dev/full", store).stderr.splitlines()) <= 1
+@pytest.mark.left(tiers.FORMS, "--help", "run --help")
+@pytest.mark.parametrize("words", ["--help", "run --help", "help run"])
+def test_help_that_cannot_be_written_says_so(store: str, words: str) -> None:
+    for buffered in ("", "env -u PYTHONUNBUFFERED "):
+        done = shell(f"{buffered}$I {words} >/dev/full", store)
+        refused(done, "the answer cannot be written: No space", 125)
 
 
 @pytest.mark.left(tiers.FORMS, "words1", "words2")
@@ -372,7 +385,7 @@ def test_a_wrong_password_is_never_printed(locked: RedisServer, touched: Path) -
 @pytest.mark.server
 def test_a_password_comes_from_its_file(locked: RedisServer, tmp_path: Path) -> None:
     file = tmp_path / "password"
-    file.write_text("right/@:word\n")
+    file.write_text("\ufeffright/@:word\n", encoding="utf-8")
     env = {"INCUMBENT_STORE": url_of(locked), "INCUMBENT_STORE_PASSWORD_FILE": str(file)}
     done = incumbent("run", "-q", "job", "--", "env", env=env)
     assert done.returncode == 0, done.stderr

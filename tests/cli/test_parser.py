@@ -151,6 +151,7 @@ def test_a_message_speaks_of_what_the_caller_typed() -> None:
         "INCUMBENT_TTL=3s, --grace=9s, --at-most-for=2s, --fair and --once-per; INCUMBENT_TTL;"
         " wait a little"
     )
+    assert request.as_typed("slot: needs once_per; slot: x") == "--slot: needs --once-per; slot: x"
     assert request.as_typed("redis://host?ttl=3&holder=x") == "redis://host?ttl=3&holder=x"
 
 

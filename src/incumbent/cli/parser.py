@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from incumbent.cli.table import (
     COMMANDS,
@@ -72,6 +72,7 @@ class CommandRequest:
         for dest, spelled in self.spelled.items():
             # A plain word such as `wait` names the setting only if "=" follows.
             bare = "" if "_" in dest else "(?==)"
+            message = re.sub(rf"\A{dest}(?=: )", spelled, message)
             message = re.sub(rf"(?<![-\w?&]){dest}(?:=True\b|\b{bare})", spelled, message)
             message = re.sub(rf"{flag_of(dest)}\b(?!-)", spelled, message)
         return message
@@ -122,7 +123,7 @@ def _take_command(words: list[str]) -> str:
     if "--version" in words:
         _print_version()
     if {"-h", "--help"} & set(words):
-        print(overview(), end="")
+        print(overview(), end="", flush=True)
         raise SystemExit(0)
     raise UsageError("no command given: see incumbent --help")
 
@@ -131,7 +132,7 @@ def _print_version() -> NoReturn:
     # Imported only here: finding the version reads the package's metadata from disk.
     from importlib.metadata import version
 
-    print(f"incumbent {version('incumbent')}")
+    print(f"incumbent {version('incumbent')}", flush=True)
     raise SystemExit(0)
 
 
@@ -234,6 +235,10 @@ def _values(words: list[str]) -> Iterator[int]:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # argparse would say nothing of what cannot be written.
+        print(message, end="", file=file, flush=True)
 
 
 def _parser(name: str, command: CliCommand, words: Sequence[str]) -> argparse.ArgumentParser:

@@ -25,7 +25,7 @@ from incumbent.locks.several import (
 from incumbent.locks.shards import AsyncShards, Shards
 from incumbent.model import Record
 from incumbent.runtime.link import own_link
-from incumbent.stores.names import make_key
+from incumbent.stores.names import check_prefix, make_key
 
 if TYPE_CHECKING:
     from incumbent.runtime.link import StoreLike
@@ -149,7 +149,7 @@ class Client(ClientHandle):
     def scan(self, prefix: str = "", timeout: Duration = 5.0) -> tuple[Record, ...]:
         """The records of names that begin with `prefix`, for display only. Raises StoreError."""
         with trimmed_traceback:
-            return self._link.store.scan(self._namespace, prefix, _until(timeout))
+            return self._link.store.scan(self._namespace, check_prefix(prefix), _until(timeout))
 
     def close(self) -> None:
         """End the renewals and close the connections."""
@@ -234,9 +234,9 @@ class AsyncClient(ClientHandle):
     async def scan(self, prefix: str = "", timeout: Duration = 5.0) -> tuple[Record, ...]:
         """The records of all names that begin with `prefix`: for display, never for decisions."""
         self._link.async_port()
-        until = _until(timeout)
+        within = (check_prefix(prefix), _until(timeout))
         with trimmed_traceback:
-            return await self._link.engine.async_store().scan(self._namespace, prefix, until)
+            return await self._link.engine.async_store().scan(self._namespace, *within)
 
     async def aclose(self) -> None:
         """End the renewals and close the connections."""

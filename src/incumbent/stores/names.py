@@ -10,6 +10,7 @@ from incumbent.model import ONCE, Key
 
 NAME_MAX = 200
 _NAME = re.compile(r"[A-Za-z0-9._:/@-]{1,200}", re.ASCII)
+_PREFIX = re.compile(r"[A-Za-z0-9._:/@-]*", re.ASCII)
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,63}", re.ASCII)
 
 
@@ -27,6 +28,13 @@ def check_name(name: object) -> str:
 def is_name(text: str) -> bool:
     """Whether `text` is a valid name."""
     return _NAME.fullmatch(text) is not None and ".." not in text
+
+
+def check_prefix(prefix: object) -> str:
+    """Return `prefix`, or raise ConfigError if it has what no name has."""
+    if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
+        raise ConfigError(f"prefix={_shown(prefix)}: no name begins so", name="prefix")
+    return prefix
 
 
 def check_slot(slot: object) -> str:

@@ -218,7 +218,7 @@ def _this_host() -> str:
         raise ConfigError(
             f"no store was named, and this is {where}: every replica would have a SQLite file of"
             " its own, and each would lead. Set INCUMBENT_STORE=redis://..., or if this is the only"
-            ' one, name store="sqlite:" (--store sqlite:)',
+            ' one, name the store "sqlite:"',
             name="store",
         )
     return "sqlite:"
@@ -227,7 +227,7 @@ def _this_host() -> str:
 def read_secret(path: str, variable: str) -> str:
     """The content of the file that `variable` names, without the newline at its end."""
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs start-up time
+        with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123 - pathlib costs start-up time
             secret = file.read().rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         raise_if_from_signal(error)

@@ -53,6 +53,16 @@ def test_both_sides_take_and_give_over_tls(server: RedisServer, files: TlsFiles)
         asyncio.run(main(one))
 
 
+def test_a_file_of_certificates_that_does_not_exist_is_no_outage() -> None:
+    with party("rediss://127.0.0.1:1", "restart_wait=0&ca=/nowhere/ca.pem") as one:
+        with pytest.raises(StoreUnavailable, match=r"/nowhere/ca\.pem") as blocking:
+            one.take()
+        with pytest.raises(StoreUnavailable, match=r"/nowhere/ca\.pem") as awaiting:
+            asyncio.run(one.take_async())
+    assert blocking.value.permanent
+    assert awaiting.value.permanent
+
+
 def test_a_name_is_checked_and_accepted_if_it_is_in_the_certificate(
     server: RedisServer, files: TlsFiles
 ) -> None:

@@ -243,6 +243,9 @@ def connect_error(error: BaseException, site: RedisSite) -> StoreUnavailable:
         what, final = "refuses the login", True
     elif isinstance(error, LoginRefused) and text.startswith(_WRONG_DATABASE):
         what, final = f"has no database {site.target.db} for us", True
+    elif site.target.tls and isinstance(error, OSError) and error.filename:
+        # Of ours: the file with a certificate. Only a replaced one may come back.
+        final = True
     elif is_unknown(error) and site.named:
         what, final, text = "cannot be reached", True, f"there is no host {site.target.host!r}"
     for secret in site.target.secrets:
