@@ -292,7 +292,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "etcd: a lease whose move was in doubt is forgotten",
         "stores/etcd/renewing.py",
-        "                self._sessions.doubt(state)",
+        "                self._sessions.must_reread(state)",
         "                self._sessions.drop(*state.id)",
         "tests/stores/etcd/test_doubts.py::test_a_lease_whose_move_was_in_doubt_ends_in_its_time_though_others_live",
     ),

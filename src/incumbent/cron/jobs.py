@@ -211,7 +211,7 @@ class Background:
 
     def launch(self, spec: JobSpec, slot: JobSlot, grant: Claim) -> None:
         link, runs, key = self._claimer.link, self.runs, (spec.name, slot.name)
-        # Before the thread: whether one is to be had or not, the lease must not run out meanwhile.
+        # Armed first: the start of the thread may take long, or fail.
         link.keeper.arm(grant)
         function_run = _FunctionRun(self, spec, slot, Lease(link, (grant,)), self._emit)
         name = f"incumbent-job {spec.name}"

@@ -55,7 +55,7 @@ def offset_at(instant: float, zone: tzinfo) -> float:
 
 
 def change_between(low: float, high: float, zone: tzinfo) -> float:
-    """The first second with the new offset; the offsets at `low` and `high` differ."""
+    """The first second after `low` with another offset; `high` must have one."""
     old = offset_at(low, zone)
     first, last = floor(low), floor(high)
     while last - first > 1:
@@ -293,7 +293,7 @@ def cron_schedule(expression: str, timezone: str = "UTC") -> CronSchedule:
         _check_fields(expression)
     made = CronSchedule(text, timezone, plain, find_zone(timezone))
     *_, day, _, weekday = plain.split()
-    # Only then it may never come: cronsim has refused all else that never does.
+    # Only a day and a weekday together may still fit no date: cronsim refuses the rest.
     if day != "*" and weekday != "*" and made.next_after(0.0) is None:
         raise ScheduleError(
             f"{text!r} never comes: no day matches both its day of the month and its day of the"
@@ -328,7 +328,7 @@ def _check_fields(expression: str) -> None:
         return
     index = max(FIELDS.index(bad) if bad in FIELDS else 0, *list(words)[:1])
     word = words[index]
-    # cronsim blames the day also if it is only missing in these months. In January it would exist.
+    # cronsim also reports a day that only these months lack. January has every day.
     in_january = [word.group() for word in words.values()]
     in_january[-2] = "1"
     if bad == "day-of-month" and _bad_field(" ".join(in_january)) is None:

@@ -179,7 +179,7 @@ class AnyLease:
     def _enter_body(self) -> None:
         self._leave_bodies = [enter(claim, self._link.identity) for claim in self._claims]
         task = current_task()
-        # The first body of a reentrant lock is around the others of its task.
+        # Nested bodies of a reentrant lock need no watch: the outermost has it.
         if task is not None and not self._claims[0].reentries:
             for claim in self._claims:
                 lapse = partial(_lapse_if_stranded, weakref.ref(task), claim.ref)
@@ -200,7 +200,7 @@ class AnyLease:
         return AlreadyReleased(f"the lease on {name!r} was released while its body ran")
 
     def _loss_before_release(self) -> LeaseLost | None:
-        """The loss that a release finds, or None. The keeper releases lost claims later."""
+        """The loss that a release finds, or None. The keeper owes the release of lost claims."""
         now = self._now()
         # All of them by one instant: else one could run out between two looks, and be forgotten.
         over = [claim for claim in self._claims if not claim.machine.valid(now)]
@@ -462,7 +462,7 @@ class SuspendingLease(AnyLease):
 
         The body of another task is cancelled, and gets AlreadyReleased; that of the caller goes on.
         """
-        # Whose body it is shows here: `wait_for` of Python 3.11 runs the coroutine in another task.
+        # Asked here: `wait_for` of Python 3.11 runs the coroutine in another task.
         scope = getattr(self, "_scope", None)
         own = scope is not None and current_task() is not None and scope.encloses_this
         return self._released_by(scope, own=own)

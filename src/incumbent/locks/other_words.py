@@ -1,4 +1,4 @@
-"""Messages for those who come from another library, or take the wrong side: they name our word."""
+"""Messages with our word, for users of other libraries or of the wrong side (blocking, asyncio)."""
 
 from __future__ import annotations
 

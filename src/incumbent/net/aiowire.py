@@ -244,7 +244,7 @@ async def outliving(
 ) -> W:
     """The connection that `dial` makes. If it takes longer, `keep` gets it, for the next caller.
 
-    It lasts until `lasts`, or for as long as a dial may take, whichever is longer. Raises
+    The dial goes on until `lasts`, or for as long as a dial may take, whichever is longer. Raises
     TimeoutError at `until`.
     """
 

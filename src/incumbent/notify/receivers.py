@@ -63,7 +63,7 @@ def parse_receiver(value: object, key: str) -> Receiver:
     if not isinstance(value, str) or not value:
         raise ConfigError(f'{key}: a URL in quotes, such as "https://host/path"', name=key)
     if not value.isascii() or any(not sign.isprintable() or sign in ' "<>\\' for sign in value):
-        raise ConfigError(f"{key}: a URL has neither blanks nor other such signs", name=key)
+        raise ConfigError(f"{key}: a URL is plain ASCII without blanks or quotes", name=key)
     try:
         parts = urlsplit(value)
         host, port = parts.hostname, parts.port
@@ -150,7 +150,7 @@ class Webhook:
         """
         facts = {name: fact for name, fact in self.facts.items() if fact not in (None, "")}
         payload = {"type": self.kind, "timestamp": utc(self.at), "data": facts}
-        # Other than ASCII is escaped: half of a character pair, in an output, has no bytes.
+        # Other than ASCII is escaped: a lone surrogate of an output has no bytes.
         body, at = json.dumps(payload).encode(), str(int(now))
         content = b".".join((self.id.encode(), at.encode(), body))
         headers = (

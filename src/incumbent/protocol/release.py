@@ -83,7 +83,7 @@ async def release_all(port: ManyPort, claims: Sequence[Claim]) -> bool:
     """`release` several held leases together; True if the store confirmed each of them."""
     if not claims:
         return True
-    # The debts count from here if an error comes before the second reading.
+    # The debts count from here if an error comes before the clock is read again.
     now, timeout, confirmed = port.now(), claims[0].wanted.policy.request_timeout, 0
     gives = [Give(claim.wanted.key, claim.id, claim.machine.token) for claim in claims]
     answers: Answers[GiveOutcome] = []
@@ -156,7 +156,7 @@ def give_up(port: Port, claim: Claim, *, undo_slot: bool) -> bool:
 
 
 async def settle(port: Port, debt: Debt, timeout: float) -> bool:
-    """Release a claim in the store; True when nothing of the claim can be left there.
+    """Release a claim in the store; True when it need not be tried again.
 
     If a take is in doubt, the release is owed until the store has answered, however long that
     takes: the take may still be on its way, and arrives late. Until then it is repeated even where
@@ -173,7 +173,7 @@ async def settle(port: Port, debt: Debt, timeout: float) -> bool:
     except StoreError as error:
         # Repeating does not mend a permanent one, and the ttl ends the claim without us.
         return error.permanent
-    # One take in doubt and one lease ended: that was it. Of two, the other may still come.
+    # The lease that ended was that of the take in doubt. With two, the other may still arrive.
     late = debt.takes_in_doubt
     settled = late == 0 or (late == 1 and isinstance(outcome, Released))
     return settled or now >= debt.until

@@ -2,7 +2,7 @@
 
 Only the first in line has to show that it is alive: it asks again when the holder's ttl runs out,
 or when it is woken. Its place lapses (`lapses_at`) once its heartbeat has passed since it should
-have asked; then the next claim that asks takes it. Each time that it asks in vain, that moves.
+have asked; then the next claim that asks takes it. Each vain ask moves `lapses_at` on.
 """
 
 from __future__ import annotations

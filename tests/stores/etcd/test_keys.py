@@ -19,7 +19,7 @@ SANE = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 
 
 def areas(names: Names) -> list[str]:
-    return [names.contenders, names.pause_and_notices, names.record]
+    return [names.contenders, names.switches, names.record]
 
 
 @given(KEYS, KEYS)

@@ -219,7 +219,7 @@ def test_a_claim_that_moved_belongs_to_one_session() -> None:
 def test_a_claim_that_moved_unheard_of_is_remembered_until_it_is_removed() -> None:
     sessions = Sessions("/p")
     old, new = session(sessions), sessions.add(Session("8", 10, 100.0, "3"))
-    old.outlived = True
+    old.of_earlier_term = True
     sessions.remember(mine(old, 104.0))
     value = b64encode(b'{"claim":"c"}').decode()
     revisions = {"create_revision": "5", "mod_revision": "6"}

@@ -108,7 +108,7 @@ class EtcdDialect:
 
     def _record(self, key: Key) -> EtcdProgram[Record]:
         names = kv.names_of(self.cluster.prefix, key)
-        areas = (names.contenders, names.pause_and_notices, names.record)
+        areas = (names.contenders, names.switches, names.record)
         reply = yield kv.transaction([kv.read_all(area) for area in areas])
         found = kv.by_name(self.cluster.prefix, key.namespace, _all_entries(reply))
         if not found:
@@ -152,7 +152,7 @@ class EtcdDialect:
         return [
             *foreign.ranges_without_ticket(names),
             (names.record, names.candidates),
-            (names.pause_and_notices, kv.after(names.pause_and_notices)),
+            (names.switches, kv.after(names.switches)),
         ]
 
     def unchanged_since(self, key: Key, seen: str) -> EtcdProgram[int]:
@@ -290,7 +290,7 @@ class _EtcdGive:
             return True
         known = self.sessions.claims.get(self.id)
         if known is not None:
-            self.sessions.doubt(known)
+            self.sessions.must_reread(known)
         # The first try may have given it back, so "gone" would be no proof of a loss.
         if reply[kv.REPEATED]:
             outcome_of_repeat(Gone(), self.cluster.site.where)

@@ -131,11 +131,11 @@ class NotedTtl(NamedTuple):
 class Cluster:
     """What an engine knows about its cluster, on both sides, and the programs that learn it.
 
-    `incarnation`: the known incarnation; `last_gone`: the `first` of a marker of the present one is
-    above it; `ended`: number of incarnations that turned out to be over; `furthest`: the furthest
-    state that was seen of any member; `floor`: the cluster's id and the highest revision
-    of a linearizable reply; `dialled`: number of connections made; `longest`: the longest ttl that
-    is known to be used under the prefix; `noted`: the longest ttl that was read there.
+    `incarnation`: the known incarnation; `last_gone`: the highest `first` of a marker that is over;
+    `ended`: number of incarnations that turned out to be over; `furthest`: the furthest state that
+    was seen of any member; `floor`: the cluster's id and the highest revision of a linearizable
+    reply; `dialled`: number of connections made; `longest`: the longest ttl that is known to be
+    used under the prefix; `noted`: the longest ttl that was read there.
     """
 
     def __init__(self, site: EtcdSite) -> None:

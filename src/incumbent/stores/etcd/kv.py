@@ -6,7 +6,7 @@
     PREFIX/NAMESPACE!s/NAME/...       the switches "pause" and "resign", and the "closing"
     PREFIX/NAMESPACE!r/NAME/...       f/FIELD  h/RING/PLACE  t/SLOT/CLAIM  w/HOLDER
     PREFIX/NAMESPACE!x/NAME/CLAIM     a claim that was given up: a late take of it is refused
-    PREFIX/NAMESPACE!l/NAME/RING/N    a waiter in line; its creation determines the order
+    PREFIX/NAMESPACE!l/NAME/CLIENT/N  a waiter in line; its creation determines the order
     PREFIX!born                       the marker, which identifies the cluster's incarnation
     PREFIX!born-ttl                   the longest ttl that was ever asked for, above the default
 
@@ -94,7 +94,7 @@ class Names:
 
     __slots__ = (
         *("_given_up", "candidates", "closing", "contenders", "held", "line"),
-        *("record", "sharers", "pause_and_notices", "ticket"),
+        *("record", "sharers", "switches", "ticket"),
     )
 
     def __init__(self, prefix: str, key: Key) -> None:
@@ -104,7 +104,7 @@ class Names:
         self.held = f"{base}/{name}/held"
         self.sharers = f"{base}/{name}/shared/"
         self.ticket = f"{base}/{name}/ticket"
-        self.pause_and_notices = f"{base}!s/{name}/"
+        self.switches = f"{base}!s/{name}/"
         self.closing = f"{base}!s/{name}/closing"
         self.record = f"{base}!r/{name}/"
         self.candidates = f"{base}!r/{name}/w"
@@ -114,7 +114,7 @@ class Names:
 
     def field(self, field: str) -> str:
         if field in (PAUSE, RESIGN):
-            return self.pause_and_notices + field
+            return self.switches + field
         return f"{self.record}f/{_part(field)}"
 
     def seats(self, permits: int) -> str:

@@ -77,7 +77,7 @@ def read_for_wait(cluster: Cluster, key: Key) -> EtcdProgram[Obstacles]:
 
 def _wait_reads(names: Names) -> list[str]:
     line = kv.read_all(names.line, OLDEST_FIRST)
-    return [kv.read_all(names.contenders, OLDEST_FIRST), kv.read_all(names.pause_and_notices), line]
+    return [kv.read_all(names.contenders, OLDEST_FIRST), kv.read_all(names.switches), line]
 
 
 def _obstacles_in(

@@ -51,7 +51,7 @@ class _Beat:
 
 
 class LinePlaces:
-    """What one engine knows of its places in lines. `firsts`: see note_first.
+    """What one engine knows of its places in lines. `firsts`: see remember_first.
 
     Both sides share it, as all of Sessions.
     """
@@ -92,7 +92,7 @@ class LinePlaces:
     def change_keys(self) -> None:
         """Use other keys than before for new places in lines."""
         self._numbers = {}
-        self._ring = os.urandom(6).hex()
+        self._client = os.urandom(6).hex()
 
     def key_for(self, key: Key, claim: str) -> str:
         """The key with which the claim joins the line, one that no other claim of ours uses."""
@@ -102,7 +102,7 @@ class LinePlaces:
         if claim not in numbers:
             used = set(numbers.values())
             numbers[claim] = next(number for number in count() if number not in used)
-        return f"{kv.names_of(self._sessions.prefix, key).line}{self._ring}/{numbers[claim]}"
+        return f"{kv.names_of(self._sessions.prefix, key).line}{self._client}/{numbers[claim]}"
 
     def known_key(self, key: Key, claim: str) -> str:
         """The key in line that the claim has, or may have got; empty: none."""

@@ -65,7 +65,7 @@ def check_all(
         if state is not newest:
             compare.append(kv.created(state.own_key or keys.held, state.revision))
     if len(states) <= kv.BATCH // 2:
-        compare += [kv.free(keys.pause_and_notices) for keys in names]
+        compare += [kv.free(keys.switches) for keys in names]
     else:
         namespaces = {state.key.namespace for state in states}
         compare += [kv.free(f"{cluster.prefix}/{namespace}!s/") for namespace in namespaces]
@@ -346,7 +346,7 @@ class _Renewing:
                 success += writes(names, state)
                 failure.append(kv.read_ours(names))
                 # If the reply is lost, the key itself names the etcd lease that it is attached to.
-                self._sessions.doubt(state)
+                self._sessions.must_reread(state)
             asked.append(
                 kv.nested(
                     self._sessions.key_and_ticket_compared(state, item.etcd_lease), success, failure
@@ -370,7 +370,7 @@ class _Renewing:
             if item.write and self._has_moved(item, found["responses"][0]):
                 return
             self.outcomes[item.at] = Gone()
-            self._sessions.doubt(item.state)
+            self._sessions.must_reread(item.state)
             return
         if item.write:
             self._sessions.remember(item.state)

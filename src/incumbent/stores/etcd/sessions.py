@@ -55,15 +55,15 @@ class Session:
     """One etcd lease. `ttl`: the whole seconds asked for; the server may have granted more.
 
     `proved`: the instant until which it surely lives; `term`: the raft term in which it was
-    granted, or None if that is not certain; `outlived`: the raft term changed since; `earliest`: no
-    claim is overdue before this instant.
+    granted, or None if that is not certain; `of_earlier_term`: the raft term changed since;
+    `earliest`: no claim is overdue before this instant.
     """
 
     id: str
     ttl: int
     proved: float
     term: str | None = None
-    outlived: bool = False
+    of_earlier_term: bool = False
     pending: SessionProof | None = None
     gone: bool = False
     swept: float = 0.0
@@ -77,7 +77,7 @@ class Session:
             return
         # Of another leader, under which no claim may stay on it.
         if term != self.term:
-            self.outlived = True
+            self.of_earlier_term = True
             return
         # A session of another process may be shorter than its keys say: its claims must move.
         self.ttl = min(self.ttl, ttl)
@@ -95,7 +95,7 @@ class Session:
 
     def serves(self, ttl: float) -> bool:
         """Whether claims of this ttl may stay attached to this etcd lease."""
-        return not self.gone and not self.outlived and self.ttl >= ttl
+        return not self.gone and not self.of_earlier_term and self.ttl >= ttl
 
     def is_fresh(self, now: float, lock_delay: float = 0.0) -> bool:
         """Whether enough time is left to begin a lease, counting a proof that is still pending.
@@ -194,7 +194,7 @@ def unremembered_state(key: Key, entry: KeyValue) -> ClaimState:
 class Sessions:
     """The etcd leases and the claims of one engine.
 
-    `by_ttl`: the session for new claims; `by_id`: all sessions; `seen_revision`: see note_seen;
+    `by_ttl`: the session for new claims; `by_id`: all sessions; `seen_revision`: see remember_seen;
     `history_leases`, `candidacies`: the etcd leases of history entries and of candidates;
     `places`: our places in lines of waiters; `term`: the raft term of the last reply.
     """
@@ -228,7 +228,7 @@ class Sessions:
         self.claims[claim_id] = session.claims[claim_id] = state
         session.earliest = min(session.earliest, state.lapses_at)
 
-    def doubt(self, state: ClaimState) -> None:
+    def must_reread(self, state: ClaimState) -> None:
         """Remember that the state of the claim's key is unknown: it has to be read first."""
         self.remember(replace(state, revision=0, lapses_at=state.ends, group=None))
 
@@ -359,7 +359,7 @@ class Sessions:
     def has_session(self, ttl: float) -> bool:
         """Whether there is a session already, so that a refused take leaves no new one behind."""
         session = self.by_ttl.get(kv.seconds(ttl))
-        return session is not None and not session.outlived and session.proved > _now()
+        return session is not None and not session.of_earlier_term and session.proved > _now()
 
     def session(self, ttl: float, lock_delay: float = 0.0) -> EtcdProgram[Session]:
         """The etcd lease of all claims of this ttl, with enough time left."""
@@ -373,7 +373,7 @@ class Sessions:
         now = _now()
         if session.is_fresh(now, lock_delay):
             return True
-        if session.outlived or session.proved <= now:
+        if session.of_earlier_term or session.proved <= now:
             return False
         yield from self.keep_alive(session)
         if not session.gone:
@@ -435,8 +435,10 @@ class Sessions:
     def sweep(self, session: Session) -> EtcdProgram[None]:
         """Remove claims whose own time ran out although their session, or the next one, lives."""
         now = _now()
-        outlived = [one for one in list(self.by_id.values()) if one.outlived and one is not session]
-        overdue = [state for one in (session, *outlived) for state in self.overdue(one, now)]
+        earlier = [
+            one for one in list(self.by_id.values()) if one.of_earlier_term and one is not session
+        ]
+        overdue = [state for one in (session, *earlier) for state in self.overdue(one, now)]
         for start in range(0, len(overdue), kv.NESTED_MOST):
             batch = yield from self._still_there(overdue[start : start + kv.NESTED_MOST])
             if not batch:

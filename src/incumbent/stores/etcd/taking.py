@@ -222,7 +222,7 @@ class EtcdTake:
             success.append(kv.read_all(f"{names.record}h/", _OLDEST))
         compare += self.line.comparisons(success, ticket=self.ticket)
         if closing_seen is None:
-            compare.append(kv.free(names.pause_and_notices))
+            compare.append(kv.free(names.switches))
         else:
             compare += [kv.absent(names.field(PAUSE)), kv.modified(names.closing, closing_seen)]
             success.append(kv.delete(names.closing))
@@ -469,7 +469,7 @@ class EtcdTake:
         proof, sent = session.pending, _now()
         if moves:
             # If the reply is lost, the key itself names the etcd lease that it is attached to.
-            sessions.doubt(state)
+            sessions.must_reread(state)
         reply = yield self.repeat(state, entry.etcd_lease, write=moves)
         session.confirm(proof, kv.raft_term_of(reply))
         if not reply.get("succeeded"):

@@ -67,7 +67,7 @@ class LinePosition:
         names = self.names
         ranges = [(names.closing, "")]
         if self.index < _FRONT:
-            areas = (names.contenders, names.pause_and_notices)
+            areas = (names.contenders, names.switches)
             ranges = [(area, kv.after(area)) for area in areas]
         if self.ahead:
             ranges.append((self.ahead, ""))

@@ -422,7 +422,7 @@ class AsyncRedisStore(RedisRunner[AsyncRedisWire]):
     async def _join(self, until: float, lasts: float = -inf) -> AsyncRedisWire:
         """The connection of all tasks. It is still made if this caller runs out of time.
 
-        It lasts until `lasts`, or for as long as a dial may take, whichever is longer.
+        The dial goes on until `lasts`, or for as long as a dial may take, whichever is longer.
         """
         while (wire := self.trusted()) is None:
             dialing = self._dialing
