@@ -2,6 +2,7 @@
 
 uvicorn[standard] installs uvloop, and its transports are not derived from asyncio's. Of a test with
 many parameters one case is enough, a different one for each test; of a contract suite, each case.
+tests/tiers.py says which of these rows `make test` leaves.
 """
 
 from __future__ import annotations
