@@ -59,6 +59,7 @@ class TestKubernetesWipes(StoreContract):
         # There is one server, so one clock.
         monkeypatch.setattr(known, "SKEW", 0)
         with FaultProxy(api_server.port) as proxy:
-            world = KubernetesWorld(api_server, proxy, 1.5)
+            # Long enough for the first requests of a busy machine.
+            world = KubernetesWorld(api_server, proxy, 4.0)
             world.begin()
             yield world
