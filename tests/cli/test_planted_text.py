@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from incumbent import Client, Lock, NotAcquired, clock
-from incumbent.cron.events import Events
+from incumbent.cron.events import Events, log_event
 from incumbent.cron.fleet import PRESENCE, UP, encode
-from incumbent.cron.jobs import _log_event
 from incumbent.cron.ledger import JOB, RUN, SlotRecord, SlotState
 from incumbent.cron.ledger import encode as encode_run
 from incumbent.errors import Error, LockError
@@ -136,7 +135,7 @@ def test_the_log_of_an_application_gets_one_line_for_an_event(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO, "incumbent.jobs"):
-        _log_event("skipped", job="x", why=EVIL)
+        log_event("skipped", job="x", why=EVIL)
     assert caplog.messages == [f"skipped job=x why={SHOWN}"]
 
 

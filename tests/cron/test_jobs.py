@@ -19,7 +19,7 @@ from incumbent.cron.ledger import PRUNED, SlotRecord, SlotState, read_job, runs_
 from incumbent.cron.runs import ALREADY_RECORDED
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
-from incumbent.errors import ConfigError, LeaseLost, Misuse
+from incumbent.errors import ConfigError, LeaseLost, Misuse, StoreUnavailable
 from incumbent.locks.options import LockSettings
 from incumbent.model import Capabilities, Key
 from incumbent.protocol.claim import Claim
@@ -68,6 +68,45 @@ def test_jobs_end_with_their_client_and_say_so(store: str) -> None:
     eventually(lambda: "fault the client that this came from was closed" in said)
     assert jobs.stop()
     eventually(lambda: not incumbent.Lock("tick", store=store).locked())
+
+
+def refuse_us_late(store: str, late: threading.Event, patch: pytest.MonkeyPatch) -> None:
+    """The store is away until `late` is set, and then its first reply is that it refuses us."""
+
+    def scan(*_: object) -> None:
+        text = "refused: WRONGPASS" if late.is_set() else "it is away"
+        raise StoreUnavailable(text, permanent=late.is_set())
+
+    patch.setattr("incumbent.cron.jobs._BEGIN_WITHIN", 0.01)
+    patch.setattr(type(link_for(store).store), "scan", scan)
+
+
+def test_jobs_that_the_store_refuses_after_their_start_say_so(
+    store: str, jobs: incumbent.Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, said = threading.Event(), list[str]()
+    refuse_us_late(store, late, monkeypatch)
+    jobs.every("1s", name="tick")(lambda: None)
+    jobs.start(on_event=lambda event, /, **facts: said.append(f"{event} {facts.get('why')}"))
+    late.set()
+    eventually(lambda: "fault refused: WRONGPASS" in said)
+
+
+def test_a_run_ends_with_the_store_that_refuses_it_after_the_start(
+    store: str, jobs: incumbent.Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, start = threading.Event(), incumbent.Jobs.start
+    refuse_us_late(store, late, monkeypatch)
+    jobs.every("1s", name="tick")(lambda: None)
+
+    def start_first(*args: Any, **kwargs: Any) -> incumbent.Jobs:
+        started: incumbent.Jobs = start(*args, **kwargs)
+        late.set()
+        return started
+
+    monkeypatch.setattr(incumbent.Jobs, "start", start_first)
+    with pytest.raises(StoreUnavailable, match="WRONGPASS"):
+        jobs.run(drain=0)
 
 
 def test_a_function_runs_in_each_slot_and_is_on_record(store: str, jobs: incumbent.Jobs) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 from collections import Counter
@@ -9,15 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from math import inf
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from incumbent import clock
 from incumbent.cron.ledger import SlotRecord, SlotState, runs_of
 from incumbent.cron.spec import JobSpec
 from incumbent.meters import JOB_RUN, RUN_STATES, Sample, pass_on
 from incumbent.model import Record
-from incumbent.printable import json_line
+from incumbent.printable import json_line, printable
 
+_log = logging.getLogger("incumbent.jobs")
+_WORTH_A_WARNING: Final = frozenset({"failed", "timed_out", "lost", "missed", "store", "fault"})
 _STDOUT = 1
 LONGEST_EVENT = 4096
 """Bytes that a pipe takes in one piece, so that lines of several processes never mix."""
@@ -27,6 +30,14 @@ class Emit(Protocol):
     """A function that receives events."""
 
     def __call__(self, event: str, /, **facts: Any) -> None: ...
+
+
+def log_event(event: str, /, **facts: Any) -> None:
+    """Tell an event by the log "incumbent.jobs"."""
+    given = {key: value for key, value in facts.items() if value is not None}
+    text = " ".join(f"{key}={printable(str(value))}" for key, value in given.items())
+    level = logging.WARNING if event in _WORTH_A_WARNING else logging.INFO
+    _log.log(level, "%s %s", event, text)
 
 
 class _Dropped:

@@ -25,7 +25,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, Unpack, cast
 
 from incumbent import clock, meters
-from incumbent.cron.events import Emit
+from incumbent.cron.events import Emit, log_event
 from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import OUTPUT_MOST, SlotRecord, SlotState
 from incumbent.cron.orders import CannotLaunch
@@ -52,7 +52,6 @@ from incumbent.locks.running import (
     unless_cancelled,
 )
 from incumbent.model import Refused
-from incumbent.printable import printable
 from incumbent.protocol.claim import Claim
 from incumbent.runtime.aio import LeaseScope
 from incumbent.runtime.link import link_for
@@ -67,7 +66,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 _log = logging.getLogger("incumbent.jobs")
 _DRAIN: Final = 25.0
-_WORTH_A_WARNING: Final = frozenset({"failed", "timed_out", "lost", "missed", "store", "fault"})
 _CHECK_EVERY: Final = 0.2
 """Seconds between checks of the lease during a pause between attempts."""
 _BEGIN_WITHIN = 10.0
@@ -141,7 +139,11 @@ class Background:
             self._loop_thread.start()
         self.loop = loop
         self._begun = threading.Event()
-        self._error: StoreError | Misuse | None = None
+        self._left_alone = False
+        self.error: StoreError | Misuse | None = None
+        """What ended it before it was stopped."""
+        self.at_end: Callable[[], object] = lambda: None
+        """Called in its thread, once it has ended."""
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="incumbent-jobs", daemon=True)
 
@@ -149,11 +151,13 @@ class Background:
         """Start the thread. Raises a StoreError that trying again cannot help, if it comes soon."""
         self._thread.start()
         self._begun.wait(_BEGIN_WITHIN)
-        if self._error is not None:
+        # Before the look: an error that is not seen here is told by the thread.
+        self._left_alone = True
+        if self.error is not None:
             # It has ended, or is about to: the error is the last thing that it notes.
             self._thread.join()
             self._close_loop()
-            raise self._error
+            raise self.error
 
     def stop(self, drain: float) -> bool:
         """See Jobs.stop."""
@@ -196,13 +200,14 @@ class Background:
                 if self.instance.ready:
                     self._begun.set()
         except (StoreError, Misuse) as error:
-            self._error = error
-            if isinstance(error, Misuse):
-                # Its client was closed. Nobody may ask for the error any more.
+            self.error = error
+            if self._left_alone:
+                # Its client was closed, or the store's first reply was no. Nobody may ask for it.
                 self._emit("fault", why=str(error))
         finally:
             self._begun.set()
             self.instance.close()
+            self.at_end()
 
     # -- the Launcher of its instance ------------------------------------------------------------
 
@@ -285,7 +290,7 @@ class _FunctionRun:
             end = stopped(cause, clock.now() - began)
         except SystemExit as error:
             # Scripts that became functions call sys.exit(): it ends this run and nothing else.
-            end = _end_of_exit(error)
+            end = AttemptEnd.of_exit(error)
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises is its failure
             why = f"{type(error).__name__}: {error}"
             trace = traceback.format_exc()[-min(self._spec.keep_output, OUTPUT_MOST) :]
@@ -346,14 +351,6 @@ class _FunctionRun:
             if self._jobs.stopping.wait(min(left, _CHECK_EVERY)) or not self.lease.valid:
                 return False
         return True
-
-
-def _end_of_exit(error: SystemExit) -> AttemptEnd:
-    """The end of a run that called sys.exit(), with the exit code of a process."""
-    if error.code is None or error.code == 0:
-        return AttemptEnd(SlotState.OK, 0)
-    code = error.code if isinstance(error.code, int) else 1
-    return AttemptEnd(SlotState.FAILED, code, f"sys.exit({error.code!r})"[:500])
 
 
 def _wants_run(call: Callable[..., Any]) -> bool:
@@ -526,7 +523,7 @@ class Jobs:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             loop = None
-        emit = on_event or _log_event
+        emit = on_event or log_event
         return Background(
             self.specs, self._store, self._namespace, lock, emit, loop, self._situation
         )
@@ -546,12 +543,15 @@ class Jobs:
         return await asyncio.to_thread(self.stop, drain)
 
     def run(self, *, on_event: Emit | None = None, drain: Duration = _DRAIN) -> int:
-        """Join the fleet until TERM, INT or QUIT, in the main thread; return the exit code."""
+        """Join the fleet until TERM, INT or QUIT, in the main thread; return the exit code.
+
+        Raises StoreError if the store refuses us for good.
+        """
         parse_duration(drain, "drain")
         with Signals() as signals:
             self.start(on_event=on_event)
             try:
-                came = _await_end(signals)
+                came = _await_end(signals, cast("Background", self._background))
             finally:
                 self.stop(drain)
         return 0 if came == signal.SIGTERM else 128 + came
@@ -569,20 +569,15 @@ class Jobs:
         await self.astop()
 
 
-def _await_end(signals: Signals) -> int:
+def _await_end(signals: Signals, background: Background) -> int:
+    background.at_end = signals.wake
     with closing(DescriptorWaiter()) as waiter:
-        while True:
+        while background.error is None:
             waiter.wait((signals.fd,), inf)
             for signum in signals.take():
                 if signum in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
                     return signum
-
-
-def _log_event(event: str, /, **facts: Any) -> None:
-    given = {key: value for key, value in facts.items() if value is not None}
-    text = " ".join(f"{key}={printable(str(value))}" for key, value in given.items())
-    level = logging.WARNING if event in _WORTH_A_WARNING else logging.INFO
-    _log.log(level, "%s %s", event, text)
+    raise background.error
 
 
 def _read_settings(settings: JobSettings) -> dict[str, Any]:

@@ -188,6 +188,14 @@ class AttemptEnd:
     output: str = ""
     final: bool = False
 
+    @classmethod
+    def of_exit(cls, error: SystemExit) -> AttemptEnd:
+        """The end of a run that called sys.exit(), with the exit code of a process."""
+        if error.code is None or error.code == 0:
+            return cls(SlotState.OK, 0)
+        code = error.code if isinstance(error.code, int) else 1
+        return cls(SlotState.FAILED, code, f"sys.exit({error.code!r})"[:500])
+
 
 def code_of(ended: SlotRecord | None) -> int:
     """The code that a worker sends for a run; `ended` is None if its end is not recorded."""
