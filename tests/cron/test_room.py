@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,7 +17,8 @@ from incumbent.cron.instance import Capacity
 from incumbent.cron.runs import GAVE_BACK, LEAVES, NOT_BEGUN, STARTED, Task
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
-from incumbent.cron.zygote import Worker, WorkerPool
+from incumbent.cron.worker import Inbox
+from incumbent.cron.zygote import Worker, WorkerPool, _ZygoteLoop
 from incumbent.errors import StoreUnavailable
 from incumbent.model import Key
 from incumbent.runtime.link import new_link
@@ -152,3 +154,34 @@ def test_one_that_leaves_after_many_attempts_gets_no_other_task() -> None:
     assert said == [*[STARTED] * 100, GAVE_BACK]
     assert pool.channels == []
     its.close()
+
+
+def test_reports_that_the_instance_does_not_read_yet_hold_nothing_up() -> None:
+    """It may be sending tasks, and wait until these are read: each would wait for the other."""
+    ours, its = socket.socketpair()
+    loop, poll = cast("Any", object.__new__(_ZygoteLoop)), select.poll()
+    poll.register(ours, select.POLLIN)
+    loop._channel, loop._poll, loop._connected, loop._unsent = ours, poll, True, bytearray()
+    sent = [("job", f"slot-{number}", STARTED) for number in range(2000)]
+
+    def work() -> None:
+        for report in sent:
+            loop._pass_on(*report)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    # Nothing is lost, and nothing is asked of the poll once all was read.
+    inbox, found = Inbox(its), list[Any]()
+    while len(found) < len(sent):
+        found += inbox.receive()
+        if (ours.fileno(), select.POLLOUT) in poll.poll(0):
+            loop._send_reports()
+    assert found == sent
+    assert poll.poll(0) == []
+    its.close()
+    loop._pass_on(*sent[0])
+    assert poll.poll(0) != []
+    assert not loop._unsent
+    ours.close()

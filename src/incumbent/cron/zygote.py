@@ -160,6 +160,7 @@ class _ZygoteLoop:
         self._poll.register(channel, select.POLLIN)
         self._pool = WorkerPool(self._fork_worker, self._pass_on, self._poll)
         self._connected = True
+        self._unsent = bytearray()
         # By pidfd, taken while it surely lives: when somebody asks, its pid may be another's.
         self._instance = pidfds([os.getppid()])
         self._wake, self._write = os.pipe()
@@ -174,17 +175,19 @@ class _ZygoteLoop:
         """Serve until the instance and every worker are gone."""
         channel, timeout = self._channel.fileno(), None
         while self._connected or len(self._pool):
-            ready = {fd for fd, _ in self._poll.poll(timeout)}
+            ready = dict(self._poll.poll(timeout))
             if self._wake in ready:
                 with suppress(BlockingIOError):
                     os.read(self._wake, 4096)
                 # The pipe is emptied before: a child that ends from here on wakes the next poll.
                 self._pool.reap()
-            for fd in ready - {channel, self._wake}:
+            for fd in ready.keys() - {channel, self._wake}:
                 self._pool.receive(fd)
             # Last: a message may fork a worker, whose channel may get the number of one that was
             # closed above, and that `ready` still has.
-            if channel in ready:
+            if ready.get(channel, 0) & select.POLLOUT:
+                self._send_reports()
+            if ready.get(channel, 0) & ~select.POLLOUT:
                 try:
                     for message in self._inbox.receive():
                         self._handle_message(message)
@@ -264,9 +267,21 @@ class _ZygoteLoop:
             os._exit(code)
 
     def _pass_on(self, job: str, slot_name: str, code: int) -> None:
+        self._unsent += packed((job, slot_name, code))
+        self._send_reports()
+
+    def _send_reports(self) -> None:
+        """Send what the instance takes now; it may be sending to us, and read nothing meanwhile."""
         if self._connected:
-            with suppress(OSError):
-                self._channel.sendall(packed((job, slot_name, code)))
+            try:
+                del self._unsent[: self._channel.send(self._unsent, socket.MSG_DONTWAIT)]
+            except BlockingIOError:
+                pass
+            except OSError:
+                # It is gone, as the end of its channel is about to tell.
+                self._unsent.clear()
+            more = select.POLLOUT if self._unsent else 0
+            self._poll.modify(self._channel, select.POLLIN | more)
 
 
 _AGAIN_AFTER: Final = 10.0
