@@ -214,7 +214,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "sentinel: what waited for a connection is sent whoever is the master by now",
         "stores/redis/wire.py",
-        "if site is not None and not site.means(wire.target):",
+        "if site is not None and not site.means(wire.server.target):",
         "if False:",
         "tests/stores/redis/test_sentinel.py",
     ),

@@ -179,7 +179,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _d(
         "quorum: a member that was a replica in between votes on",
         "stores/quorum/connecting.py",
-        "if facts.promoted.encode() != link.replication:",
+        "if facts.promoted.encode() != link.server.replication:",
         "if False:",
         "tests/stores/test_unfit.py::test_a_member_of_a_quorum_that_was_a_replica_in_between_has_no_vote",
     ),

@@ -35,8 +35,7 @@ The words, one meaning each:
     claim    what one acquire asks with: its random id stays the same for all its tries
     lease    what the store grants to a claim for a ttl; etcd's own leases are "etcd leases"
     belief   a holder believes in its lease until the deadline, which counts from before the proof
-    give     the release of a claim in the store; its Parting says what else it does there: keep the
-             name closed, reserve it for a successor, free a slot
+    give     the release of a claim in the store; its Parting says what else it does there
     token    the number of a grant (the fencing token; in elections, the term)
     turn     the seconds in which the first in line may take a free name before all others; in
              `stores.turns` the time in which one waiter of a process asks for all

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ class FakeWire:
     """Confirms every subscription; `on_message` and `lose` are what the server does."""
 
     def __init__(self, epoch: str, *, confirms: bool) -> None:
-        self.epoch = epoch
+        self.server = SimpleNamespace(epoch=epoch)
         self.confirms = confirms
         self.asked: list[bytes] = []
         self.refuses = b""

@@ -123,5 +123,5 @@ def test_a_refusal_for_lateness_is_certain(own_redis: RedisServer) -> None:
         one.take()
         # As if the connection had learnt the server's clock long before that was set.
         for wire in one.store.operations.idle:
-            wire.clock_ahead -= 3600.0
+            wire.server.clock_ahead -= 3600.0
         assert one.take().claim == one.claim

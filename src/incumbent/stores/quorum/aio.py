@@ -140,7 +140,7 @@ class _Wires(Dialer[AsyncRedisWire]):
         """Replace stale connections, make missing ones, and send owed revocations."""
         for node, wire in enumerate(self.all):
             # The server closed the connection, was silent for too long, or is unfit by now.
-            if wire is not None and (wire.problem or wire.is_stale(trust=True)):
+            if wire is not None and (wire.server.problem or wire.is_stale(trust=True)):
                 wire.retire()
                 self.all[node] = None
                 self.slow.discard(node)

@@ -204,8 +204,9 @@ class Dialer(ABC, Generic[W]):
         except BaseException:
             link.close()
             raise
-        link.born, link.check_sent, link.unchanged_at = facts.born(_now()), asked, asked
-        link.replication = facts.promoted.encode()
+        server = link.server
+        server.born, server.check_sent, server.unchanged_at = facts.born(_now()), asked, asked
+        server.replication = facts.promoted.encode()
         self.nodes[node].welcomed(self.quorum, unix_us, marker)
         self.quorum.members.note_answered(self.quorum.names[node])
         return link
@@ -257,7 +258,7 @@ class ConnectedPanel(Panel):
 
     @property
     def born(self) -> list[float | None]:
-        return [None if each is None else each.born for each in self.connections]
+        return [None if each is None else each.server.born for each in self.connections]
 
     @property
     def blank(self) -> bool:
@@ -290,10 +291,11 @@ class ConnectedPanel(Panel):
         link, now = self.connections[node], _now()
         if link is None or (
             # Of many tasks that share a connection only one checks.
-            now - link.check_sent <= CHECK_EVERY and now - link.unchanged_at <= 2 * CHECK_EVERY
+            now - (server := link.server).check_sent <= CHECK_EVERY
+            and now - server.unchanged_at <= 2 * CHECK_EVERY
         ):
             return RequestBatch(request, 1)
-        link.check_sent = now
+        server.check_sent = now
         return VoteAndCheck(request + b"".join(INFO_CHECK), 1 + len(INFO_CHECK))
 
     async def ask(
@@ -361,12 +363,12 @@ class ConnectedPanel(Panel):
                 raise StoreUnavailable(f"{site.where} does not show its settings (INFO)")
             facts = read_facts(b"".join(look))
             admit(facts, site.where, allow_eviction=site.allow_eviction, served=True)
-            if facts.promoted.encode() != link.replication:
+            if facts.promoted.encode() != link.server.replication:
                 raise StoreUnavailable(f"{site.where} was a replica in between")
         except StoreUnavailable as error:
             # The next operation makes another connection, and inspects the server again.
-            link.problem = error
+            link.server.problem = error
             return [[UNFIT.encode(), str(error).encode(), -1, 0, b""]]
         # From when it was sent: the settings may have changed right after the node looked at them.
-        link.unchanged_at = self.used
+        link.server.unchanged_at = self.used
         return [vote]

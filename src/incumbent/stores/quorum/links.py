@@ -162,7 +162,7 @@ class SyncPanel(ConnectedPanel):
                 self._pay(node, link)
 
     def _is_usable(self, link: QuorumLink, now: float) -> bool:
-        if link.problem:
+        if link.server.problem:
             return False
         if not link.lag:
             return now - self.used < TRUSTED or not link.is_stale(trust=False)
@@ -360,12 +360,12 @@ class SyncPanel(ConnectedPanel):
 
     def rested(self) -> None:
         """Find out, after an operation, whether the next one can use the fast path."""
-        links = [link for link in self.connections if link and not link.lag and not link.problem]
+        links = [it for it in self.connections if it and not it.lag and not it.server.problem]
         self.whole = len(links) == len(self.connections)
         if self.whole:
             # The youngest server and the oldest check are what the fast path has to trust.
-            self.oldest = max(link.born for link in links)
-            self.unchanged_at = min(link.unchanged_at for link in links)
+            self.oldest = max(link.server.born for link in links)
+            self.unchanged_at = min(link.server.unchanged_at for link in links)
 
     def close(self) -> None:
         """Close the descriptors; nothing is written."""

@@ -337,23 +337,23 @@ class AsyncRedisStore(RedisRunner[AsyncRedisWire]):
         if (
             wire is None
             or wire.is_stale(trust=True)
-            or now - wire.check_sent > CHECK_EVERY
-            or ask.ttl > wire.old_enough_for
+            or now - (server := wire.server).check_sent > CHECK_EVERY
+            or ask.ttl > server.old_enough_for
             or self.hub.resting
         ):
             return await super().take(key, claim, ask, until)
         try:
-            deadline = until + wire.clock_ahead
-            request = take_request(packer, key, claim, ask, wire.id_and_floor, deadline)
+            deadline = until + server.clock_ahead
+            request = take_request(packer, key, claim, ask, server.id_and_floor, deadline)
             outcome: TakeOutcome
             reply = await self._ask(wire, request, until)
             # By `unchanged_at`, of the check that came back: one of another task, sent since, may
             # not have.
-            if type(reply) is bytes and now - wire.unchanged_at <= CHECK_EVERY:
-                outcome = read_take(packer, reply, key, claim, ask, wire.epoch)
+            if type(reply) is bytes and now - server.unchanged_at <= CHECK_EVERY:
+                outcome = read_take(packer, reply, key, claim, ask, server.epoch)
             else:
-                server = ServerContext(self.site, packer, wire)
-                program = finish_take(server, key, claim, ask, until, now, reply)
+                context = ServerContext(self.site, packer, server)
+                program = finish_take(context, key, claim, ask, until, now, reply)
                 outcome = await run_program(wire, program, until, begun=True)
         except UNUSABLE as error:
             self.keep_or_close(wire, self.idle, error)
@@ -397,7 +397,7 @@ class AsyncRedisStore(RedisRunner[AsyncRedisWire]):
     def keep_or_close(
         self, wire: AsyncRedisWire, idle: list[AsyncRedisWire], error: BaseException
     ) -> None:
-        if isinstance(error, Outdated | Demoted) or wire.problem is not None:
+        if isinstance(error, Outdated | Demoted) or wire.server.problem is not None:
             self._forget(wire)
         elif isinstance(error, UNUSABLE) and not isinstance(error, Broken):
             # The answer was another request's: those that follow would be too. After Broken there
@@ -406,7 +406,7 @@ class AsyncRedisStore(RedisRunner[AsyncRedisWire]):
 
     def drop_outdated(self, epoch: str) -> None:
         wire = self._shared
-        if wire is not None and wire.epoch != epoch:
+        if wire is not None and wire.server.epoch != epoch:
             self._forget(wire)
 
     def _forget(self, wire: AsyncRedisWire) -> None:

@@ -297,15 +297,14 @@ def _micros(time: Sequence[bytes]) -> int:
 
 
 class ServerFacts:
-    """A connection's facts about its server.
+    """What a connection knows of its server.
 
     `born`: the latest instant at which the incarnation can have begun; `check_sent`: when the last
     check was sent; `unchanged_at`: when the last one was sent that found it unchanged;
     `clock_ahead`: the least seconds by which the server's clock is ahead of ours; `age_gap`: see
     Handshake; `old_enough_for`: the largest ttl that has passed since it began; `epoch`: the id of
     its marker; `id_and_floor`: what a take sends of its marker; `target`: the server that the
-    connection was made to; `marker_request`, `check_request`: packed; the second one reads
-    all that may have changed.
+    connection was made to; `marker_request`, `check_request` (all that may have changed): packed.
     """
 
     __slots__ = (
@@ -318,9 +317,8 @@ class ServerFacts:
         self.epoch = self.marker_key = ""
         self.problem: StoreError | None = None
         self.target: object = None
-        self.born = self.check_sent = self.unchanged_at = self.old_enough_for = self.clock_ahead = (
-            self.age_gap
-        ) = 0.0
+        self.born = self.check_sent = self.unchanged_at = 0.0
+        self.old_enough_for = self.clock_ahead = self.age_gap = 0.0
         self.marker = IncarnationMarker("", 0, 0, "", "")
         self.check_request = self.marker_request = self.marker_start = b""
         self.replication = self.id_and_floor = b""
@@ -377,7 +375,7 @@ class ServerFacts:
 
 
 class ServerContext(NamedTuple):
-    """What a program is given. `facts`: those of the connection, which itself is a ServerFacts."""
+    """What a program is given. `facts`: what the connection knows of its server."""
 
     site: RedisSite
     packer: Packer

@@ -151,9 +151,9 @@ class RedisRunner(PlanRunner[W, ServerContext], RedisOperations):
     async def carry_out(self, wire: W, plan: RedisPlan[T], until: float) -> T:
         wire.used = now = _now()
         # Before anything is sent: a grant that comes too early would have to be given back.
-        if plan.ttl and (early := too_early(self.site, wire, plan.ttl, now)) is not None:
+        if plan.ttl and (early := too_early(self.site, wire.server, plan.ttl, now)) is not None:
             raise early
-        program = plan.start(ServerContext(self.site, self.packer, wire), until)
+        program = plan.start(ServerContext(self.site, self.packer, wire.server), until)
         outcome = await run_program(wire, program, until, site=self.site)
         if plan.kind != "renew" and isinstance(outcome, list):
             # The outcomes of joined plans, where a refusal is returned, not raised.
@@ -164,10 +164,10 @@ class RedisRunner(PlanRunner[W, ServerContext], RedisOperations):
 
     def keep_or_close(self, wire: W, idle: list[W], error: BaseException) -> None:
         """See PlanRunner. After a refusal keep the connection, unless the server has changed."""
-        if isinstance(error, StoreError) and not isinstance(error, Demoted) and not wire.problem:
-            self.put_back(wire, idle)
-        else:
+        if isinstance(error, Demoted) or wire.server.problem or not isinstance(error, StoreError):
             wire.close()
+        else:
+            self.put_back(wire, idle)
 
     async def fresh(self, plan: RedisPlan[T], until: float) -> W:
         return await self._connect(until)
@@ -180,7 +180,7 @@ class RedisRunner(PlanRunner[W, ServerContext], RedisOperations):
             # With the old number, a new marker would name an outdated promotion.
             wire.close()
             raise self._replaced()
-        wire.target = target
+        wire.server.target = target
         # At once, so that a child that is forked during the handshake releases the descriptor.
         self.all.add(wire)
         try:
@@ -191,13 +191,13 @@ class RedisRunner(PlanRunner[W, ServerContext], RedisOperations):
         except BaseException:
             wire.close()
             raise
-        wire.learn_from(found, _now(), site.old_master_for)
+        wire.server.learn_from(found, _now(), site.old_master_for)
         # The clock of a server may be set; what this process has seen itself is certain.
         # Read once: another thread may note another incarnation, which may be older, at any time.
         sighted = site.sighted
         if sighted[0] != found.marker.id:
-            site.sighted = sighted = (found.marker.id, wire.born)
-        wire.born = min(wire.born, sighted[1])
+            site.sighted = sighted = (found.marker.id, wire.server.born)
+        wire.server.born = min(wire.server.born, sighted[1])
         site.served = True
         return wire
 
@@ -210,7 +210,7 @@ class RedisRunner(PlanRunner[W, ServerContext], RedisOperations):
 
     def drop_outdated(self, epoch: str) -> None:
         """Close the idle connections if one leads to another incarnation than the newest one."""
-        if any(it.epoch != epoch for it in list(self.idle)):
+        if any(it.server.epoch != epoch for it in list(self.idle)):
             super().let_go()
 
     async def open_subscriber(self, until: float) -> W:
@@ -219,7 +219,7 @@ class RedisRunner(PlanRunner[W, ServerContext], RedisOperations):
         if idle is not self.idle:
             wire.close()
             raise self._replaced()
-        self.drop_outdated(wire.epoch)
+        self.drop_outdated(wire.server.epoch)
         return wire
 
     async def server_time(self, until: float) -> int:

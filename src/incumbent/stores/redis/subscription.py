@@ -253,7 +253,7 @@ class LineHub(SubscriptionHub[HubStore, LineSubscription, LineWaiter]):
         self, store: HubStore, role: _LineRole, subscriber: Subscriber[Any], until: float
     ) -> None:
         wire, inbox = await store.open_subscriber(until), self._packer.inbox_channel
-        subscription = LineSubscription(inbox, wire.epoch)
+        subscription = LineSubscription(inbox, wire.server.epoch)
         role.subscriptions[_NODE] = subscription
         # The inbox first: until it is confirmed, nobody may rely on this connection.
         self._to_subscribe.appendleft(inbox)

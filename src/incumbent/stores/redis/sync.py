@@ -172,14 +172,14 @@ class RedisStore(BlockingTogether[BlockingRunner]):
             return run_blocking(runner.take(key, claim, ask, until))
         outcome: TakeOutcome
         try:
-            deadline = until + wire.clock_ahead
-            request = take_request(packer, key, claim, ask, wire.id_and_floor, deadline)
+            server, deadline = wire.server, until + wire.server.clock_ahead
+            request = take_request(packer, key, claim, ask, server.id_and_floor, deadline)
             reply = wire.ask(request, until)
             if type(reply) is bytes:
-                outcome = read_take(packer, reply, key, claim, ask, wire.epoch)
+                outcome = read_take(packer, reply, key, claim, ask, server.epoch)
             else:
-                server = ServerContext(runner.site, packer, wire)
-                program = finish_take(server, key, claim, ask, until, now, reply)
+                context = ServerContext(runner.site, packer, server)
+                program = finish_take(context, key, claim, ask, until, now, reply)
                 outcome = run_blocking(run_program(wire, program, until, begun=True))
         except UNUSABLE as error:
             wire.close()
@@ -226,7 +226,8 @@ class RedisStore(BlockingTogether[BlockingRunner]):
             wire = idle.pop()
         except IndexError:
             return None
-        if (ttl and (ttl > wire.old_enough_for or now - wire.unchanged_at > CHECK_EVERY)) or (
+        server = wire.server
+        if (ttl and (ttl > server.old_enough_for or now - server.unchanged_at > CHECK_EVERY)) or (
             now - wire.used > STALE_AFTER and wire.is_stale(trust=False)
         ):
             # For the runner, which checks its server, or closes it if it is dead.

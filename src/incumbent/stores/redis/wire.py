@@ -52,10 +52,12 @@ UNUSABLE: Final = (Broken, Mismatch, hiredis.ProtocolError)
 _now = clock.now
 
 
-class AnyWire(ServerFacts, Connection):
+class AnyWire(Connection):
     """A blocking or asynchronous connection. `used`: when the present (or last) exchange began."""
 
-    used: float
+    def __init__(self) -> None:
+        self.used = 0.0
+        self.server = ServerFacts()
 
     @abstractmethod
     def send(self, request: bytes, until: float) -> None:
@@ -153,7 +155,7 @@ async def run_program(
 
 def _check_meant(wire: AnyWire, site: RedisSite | None) -> None:
     """Check before each request, since the previous answer may have taken long. Raises Broken."""
-    if site is not None and not site.means(wire.target):
+    if site is not None and not site.means(wire.server.target):
         why = "it may no longer be the master: the sentinels have to be asked again"
         raise Broken(why, sent=False, late=True)
 
