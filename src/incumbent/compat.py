@@ -20,11 +20,11 @@ same key in Redis, so old and new instances exclude each other while a fleet mig
   the oldest of its thread. One that does, and has none, only what a caller left that has ended.
 - Waiters are woken where incumbent holds the lock; beside other clients they poll every
   `sleep` seconds, as theirs do. `acquire` waits for all of its `blocking_timeout`.
-- Names must be valid for `incumbent.Lock`, and times must be finite and leave the lock some time to
-  live; others raise `BadSetting`. (`incumbent.safe_name` makes a valid name, but not
-  the key that they use.)
+- Names must be valid for `incumbent.Lock`, and bytes must be UTF-8. Times must be finite, at most
+  366 days (a longer `blocking_timeout` has no end), and leave the lock some time to live. Others
+  raise `BadSetting`. (`incumbent.safe_name` makes a valid name, but not the key that they use.)
 
-Every error of a call is an `incumbent.Error` and also an error of redis-py, as its callers expect.
+Every error is an `incumbent.Error` and also an error of redis-py, as its callers expect.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from weakref import WeakKeyDictionary
 from redis import exceptions
 
 from incumbent import clock
-from incumbent.durations import parse_duration
+from incumbent.durations import DAY, parse_duration
 from incumbent.errors import (
     ConfigError,
     Error,
@@ -173,7 +173,7 @@ class _Handle(Generic[L]):
         raise_on_release_error: bool = True,
     ) -> None:
         self.redis = redis
-        self.name = name.decode() if isinstance(name, bytes) else name
+        self.name = _text_of(name, "name")
         self.timeout = timeout
         self.sleep = sleep
         self.blocking = blocking
@@ -181,11 +181,15 @@ class _Handle(Generic[L]):
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error
         self._kept = _OfThread() if self.thread_local else ByCaller[_KeptLease]()
-        engines = _engines.setdefault(redis, {})
+        try:
+            engines = _engines.setdefault(redis, {})
+        except TypeError:  # None and the like, which are refused in words below
+            engines = {}
         if restart_wait not in engines:
-            engines[restart_wait] = engine_from_client(
-                redis, key="{name}", restart_wait=restart_wait
-            )
+            with _both_families:
+                engines[restart_wait] = engine_from_client(
+                    redis, key="{name}", restart_wait=restart_wait
+                )
         self._store = engines[restart_wait]
 
     @property
@@ -202,7 +206,7 @@ class _Handle(Generic[L]):
             ttl = min(max(seconds, least), most)
             settings = LockSettings(ttl=ttl, grace=0.0, at_most_for=seconds)
         if token is not None:
-            settings["holder"] = token.decode() if isinstance(token, bytes) else token
+            settings["holder"] = _text_of(token, "token")
         return settings
 
     def _polling(self, wanted: LeaseRequest, sleep: float | None) -> LeaseRequest:
@@ -213,7 +217,7 @@ class _Handle(Generic[L]):
         if not (self.blocking if blocking is None else blocking):
             return 0.0
         seconds: Any = self.blocking_timeout if timeout is None else timeout
-        if seconds is None or seconds == inf:
+        if seconds is None or (isinstance(seconds, int | float) and seconds > 366 * DAY):
             return None
         # As in redis-py, a negative one is a single try. NaN and other types are refused later.
         return 0.0 if isinstance(seconds, int | float) and seconds < 0 else seconds
@@ -483,6 +487,13 @@ class RedisLock:
     async def __aexit__(self, *_: object) -> None:
         if not await self.release():
             _log.warning("%s: no longer owned at the end of its body", self.key)
+
+
+def _text_of(value: str | bytes, what: str) -> str:
+    try:
+        return value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError as error:
+        raise BadSetting(f"{what}={value!r:.60}: {error.reason} of UTF-8", name=what) from None
 
 
 def _is_among(holdings: Sequence[Holding], lease: SingleLease) -> bool:

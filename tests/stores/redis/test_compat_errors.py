@@ -150,6 +150,35 @@ def test_a_wrong_name_is_of_both_families(client: redis.Redis) -> None:
     assert caught.value.name == "name"
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda client: compat.Lock(client, b"\xff"),
+        lambda client: compat.Lock(client, "n").acquire(token=b"\xff\x00"),
+        lambda client: compat.AsyncLock(client, b"\xff"),
+        lambda _: compat.Lock(None, "n"),  # type: ignore[arg-type]
+        lambda _: compat.RedisLock(object(), "n"),  # type: ignore[arg-type]
+        lambda client: compat.Lock(redis.Redis(connection_pool=Own.pool(client)), "n"),
+    ],
+    ids=["name", "token", "async name", "None", "object", "a connection of its own"],
+)
+def test_what_cannot_be_used_is_of_both_families(
+    client: redis.Redis, use: Callable[[Any], object]
+) -> None:
+    with pytest.raises(exceptions.LockError) as caught:
+        use(client)
+    assert isinstance(caught.value, incumbent.ConfigError)
+    assert "weak reference" not in str(caught.value)
+
+
+class Own(redis.Connection):
+    """A class of the user's own, whose connections may be anything."""
+
+    @classmethod
+    def pool(cls, client: redis.Redis) -> redis.ConnectionPool:
+        return redis.ConnectionPool(cls, **client.connection_pool.connection_kwargs)
+
+
 # -- numbers --------------------------------------------------------------------------------------
 
 NO_TIME: tuple[Any, ...] = (-20, -0.5, nan, -inf, inf, True, HUGE, 10**400, "soon")
@@ -255,7 +284,7 @@ def test_a_timeout_or_a_sleep_that_is_no_time_is_refused_before_anything_is_held
     assert not client.exists(name)
 
 
-@pytest.mark.parametrize("number", [nan, True, HUGE, "soon", b"3", [], 3j])
+@pytest.mark.parametrize("number", [nan, True, "soon", b"3", [], 3j])
 def test_a_wait_that_is_no_time_is_refused(client: redis.Redis, name: str, number: Any) -> None:
     with pytest.raises(compat.BadSetting):
         compat.Lock(client, name).acquire(blocking_timeout=number)
@@ -266,7 +295,10 @@ def test_a_wait_below_0_is_one_try_and_one_without_end_has_none(
     client: redis.Redis, name: str
 ) -> None:
     lock = compat.Lock(client, name, timeout=0, sleep=0)
-    assert lock.acquire(blocking_timeout=inf)
+    for endless in (inf, 1e9, HUGE, 10**400):
+        assert lock.acquire(blocking_timeout=endless)
+        lock.release()
+    assert lock.acquire()
     assert not compat.Lock(client, name).acquire(blocking_timeout=-1)
     assert not compat.Lock(client, name).acquire(blocking_timeout=-inf)
     lock.release()
