@@ -20,6 +20,7 @@ import pytest
 import incumbent
 from incumbent import Lock, clock
 from incumbent.errors import StoreUnavailable
+from incumbent.lease import LeaseMachine
 from incumbent.model import Ask, Key, TakeOutcome
 from tests.support.faulty import Fault, FaultyEngine
 from tests.support.forks import in_a_child
@@ -421,6 +422,46 @@ def test_a_holding_that_goes_on_is_not_taken_away_from_its_bodies(engine: Faulty
     assert not lock.locked()
     with pytest.raises(incumbent.AlreadyReleased, match="its body ran"), lock as lease:
         in_another_thread(lease.release)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Lock,
+        lambda name, **of: Lock(name, reentrant=True, **of),
+        lambda name, **of: incumbent.MultiLock([name, "b"], **of),
+    ],
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_of_two_threads_that_release_a_lease_at_once_one_does(
+    engine: FaultyEngine, monkeypatch: pytest.MonkeyPatch, make: Callable[..., Lock], whole: bool
+) -> None:
+    """`whole`: before the first has begun; else before it has come to the second of two names."""
+    asked, go_on = threading.Event(), threading.Event()
+    leaving, answers = LeaseMachine.note_leaving, list[bool]()
+
+    def slow_leaving(machine: LeaseMachine) -> None:
+        if not whole:
+            leaving(machine)
+        if not asked.is_set():
+            asked.set()
+            assert go_on.wait(30)
+        if whole:
+            leaving(machine)
+
+    monkeypatch.setattr(LeaseMachine, "note_leaving", slow_leaving)
+    lock = make("a", store=engine)
+    with pytest.raises(incumbent.AlreadyReleased), lock as lease:
+        other = threading.Thread(target=lambda: answers.append(lease.release()))
+        other.start()
+        assert asked.wait(30)
+        with pytest.raises(incumbent.AlreadyReleased):
+            lease.release()
+    go_on.set()
+    other.join(30)
+    assert answers == [True]
+    with lock:
+        pass
 
 
 def test_a_generator_whose_threads_take_turns_may_be_released_by_each(

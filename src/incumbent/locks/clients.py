@@ -10,10 +10,10 @@ from incumbent.durations import Duration
 from incumbent.locks.candidacy import ElectionSettings, Metadata
 from incumbent.locks.elections import AsyncElection, AsyncTerm, Election, Term
 from incumbent.locks.groups import AsyncGroup, Group, GroupSettings
-from incumbent.locks.leases import refuse_copy, trimmed_traceback
+from incumbent.locks.leases import trimmed_traceback
 from incumbent.locks.lock import AsyncLock, Lock
 from incumbent.locks.options import LockSettings, explain_arguments, overruled, parse_timeout
-from incumbent.locks.other_words import refuse_unknown, refuse_wrong_with
+from incumbent.locks.other_words import refuse_copy, refuse_unknown, refuse_wrong_with
 from incumbent.locks.several import (
     AsyncMultiLock,
     AsyncReadWriteLock,

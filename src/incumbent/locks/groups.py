@@ -15,9 +15,9 @@ from incumbent.election import encode_metadata, read_metadata
 from incumbent.errors import ConfigError, Misuse, NotAcquired, StoreError
 from incumbent.locks.callers import Exclusion
 from incumbent.locks.candidacy import Metadata
-from incumbent.locks.leases import refuse_copy, trimmed_traceback
+from incumbent.locks.leases import trimmed_traceback
 from incumbent.locks.options import explain_arguments, lease_request, renamed_after_fork, require
-from incumbent.locks.other_words import refuse_unknown, refuse_wrong_with
+from incumbent.locks.other_words import refuse_copy, refuse_unknown, refuse_wrong_with
 from incumbent.locks.running import (
     AsyncNews,
     EndablePort,

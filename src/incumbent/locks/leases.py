@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
@@ -49,13 +48,13 @@ from incumbent.locks.losses import (
     call_if_lost,
     exit_if_lost,
     first_lost_claim,
+    lapse_if_stranded,
     warn_if_forked,
 )
 from incumbent.locks.options import IfLost, OnLost, parse_timeout
-from incumbent.locks.other_words import refuse_wrong_with
+from incumbent.locks.other_words import refuse_copy, refuse_wrong_with
 from incumbent.protocol.messages import claim_lost, lease_lost
 from incumbent.protocol.release import give_up, release, release_all, release_blocking
-from incumbent.runtime.buckets import Buckets
 from incumbent.runtime.link import LeaseView, Link
 from incumbent.stores.plan import run_blocking
 
@@ -86,6 +85,7 @@ class AnyLease:
         "_exit_on_loss",
         "_leave_bodies",
         "_link",
+        "_releaser",
         "_scope",
         "_taken_away",
     )
@@ -109,6 +109,8 @@ class AnyLease:
         self._claims = claims
         self._exit_on_loss: Callable[[], None] | None = None
         self._leave_bodies: Sequence[Callable[[], None]] = ()
+        self._releaser: dict[None, int] = {}
+        """The thread that was the first to release it."""
         self._taken_away = False
         """Whether another thread released it while a blocking body ran."""
         if if_lost == "exit":
@@ -178,12 +180,9 @@ class AnyLease:
 
     def _enter_body(self) -> None:
         self._leave_bodies = [enter(claim, self._link.identity) for claim in self._claims]
-        task = current_task()
         # Nested bodies of a reentrant lock need no watch: the outermost has it.
-        if task is not None and not self._claims[0].reentries:
-            for claim in self._claims:
-                lapse = partial(_lapse_if_stranded, weakref.ref(task), claim.ref)
-                self._link.keeper.watch_renewals(claim, lapse)
+        if not self._claims[0].reentries:
+            lapse_if_stranded(self._claims, self._link.keeper)
 
     def _refuse_second_body(self) -> None:
         # The first one to end would release the lease under the other.
@@ -194,6 +193,17 @@ class AnyLease:
     def _exit_body(self) -> None:
         for leave in self._leave_bodies:
             leave()
+
+    def _be_first_to_release(self) -> None:
+        """Raise AlreadyReleased if another thread is a step ahead."""
+        # One step. Not forgotten after an interruption: that thread may try again.
+        me = threading.get_ident()
+        if self._releaser.setdefault(None, me) != me:
+            raise self._released_before()
+
+    def _released_before(self) -> Error:
+        name = self._claims[0].wanted.key.name
+        return AlreadyReleased(f"the lease on {name!r} was released before")
 
     def _released_within(self) -> Error:
         name = self._claims[0].wanted.key.name
@@ -218,13 +228,15 @@ class AnyLease:
         """
         lost, claims = None, self._claims
         if not self.valid:
-            if self._is_released():
-                name = claims[0].wanted.key.name
-                raise AlreadyReleased(f"the lease on {name!r} was released before")
+            # None lost, though not all are released: another thread is at it.
+            if not self.lost:
+                raise self._released_before()
             lost = self._loss_before_release()
             claims = [claim for claim in claims if claim.machine.state is LeaseState.HELD]
-        elif self._release_reentry():
-            return None, True
+        else:
+            self._be_first_to_release()
+            if self._release_reentry():
+                return None, True
         if claims:
             # Before the release: a loss that only its answer shows is raised, and must not end the
             # process.
@@ -368,7 +380,7 @@ class BlockingLease(AnyLease):
         """
         if self._leave_bodies and not (self._is_released() or self._claims[0].reentries):
             # Before the request: the body may end while its reply is on the way.
-            self._taken_away = not is_in_body(self._claims[0])
+            self._taken_away |= not is_in_body(self._claims[0])
         lost, confirmed = self._release_blocking()
         if lost is not None:
             raise lost
@@ -392,6 +404,10 @@ class BlockingLease(AnyLease):
                     raise self._released_within()
                 return
             lost, _ = self._release_blocking()
+        except AlreadyReleased:
+            if error is None:
+                raise self._released_within() from None
+            return
         except BaseException:
             give_up_all(self._link, self._claims, undo_slot=False)
             raise
@@ -420,6 +436,7 @@ class Lease(SingleLease, BlockingLease):
             or not claim.machine.valid(now)
         ):
             return super()._release_blocking()
+        self._be_first_to_release()
         try:
             confirmed = release_blocking(link.port, claim, now)
         finally:
@@ -526,14 +543,6 @@ class AsyncLease(SingleLease, SuspendingLease):
     __slots__ = ()
 
 
-def _lapse_if_stranded(task: weakref.ref[Any], ref: weakref.ref[Claim]) -> None:
-    """Renew the lease no longer if its body's loop was closed under it: the body never ends."""
-    caller, claim = task(), ref()
-    if caller and claim and not caller.done() and caller.get_loop().is_closed():
-        # Its deadline ends it, and calls those who watch it.
-        Buckets.discard(claim)
-
-
 def cancel_at_stop(lease: AnyLease) -> LeaseScope:
     """Have the calling task cancelled at the end of the lease, until the scope is closed."""
     from incumbent.runtime.aio import LeaseScope
@@ -586,10 +595,3 @@ def shorten(error: LockError) -> None:
         error.__cause__ = None
         error.__suppress_context__ = True
     error.__traceback__ = None
-
-
-def refuse_copy(of: object) -> NoReturn:
-    raise TypeError(
-        f"a {type(of).__name__} is of this process and cannot be copied or pickled: hand on the"
-        " name and the URL of the store, and make another there"
-    )

@@ -29,7 +29,6 @@ from incumbent.locks.leases import (
     L,
     Lease,
     give_up_all,
-    refuse_copy,
     shorten,
     trimmed_traceback,
 )
@@ -42,7 +41,7 @@ from incumbent.locks.options import (
     parse_timeout,
     renamed_after_fork,
 )
-from incumbent.locks.other_words import refuse_words, refuse_wrong_with, warn_in_loop
+from incumbent.locks.other_words import refuse_copy, refuse_words, refuse_wrong_with, warn_in_loop
 from incumbent.protocol.acquire import acquire
 from incumbent.protocol.messages import claim_lost, waits_for_itself
 from incumbent.runtime.link import Link, link_for

@@ -11,19 +11,22 @@ import os
 import select
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
 from incumbent import clock
 from incumbent.errors import LeaseLost
 from incumbent.lease import LeaseState
+from incumbent.locks.callers import current_task
 from incumbent.locks.options import OnLost
 from incumbent.protocol.messages import claim_lost
+from incumbent.runtime.buckets import Buckets
 from incumbent.runtime.threads import notifier
 from incumbent.unpatched import unpatched
 
 if TYPE_CHECKING:
     from incumbent.protocol.claim import Claim
+    from incumbent.runtime.keeper import Keeper
 
 _log = logging.getLogger("incumbent")
 
@@ -90,6 +93,20 @@ def _say_at_once(words: bytes) -> None:
     if any(event & select.POLLOUT for _, event in reader.poll(0)):
         # A pipe that is ready takes this much at once.
         os.write(_STDERR, words[: select.PIPE_BUF])
+
+
+def lapse_if_stranded(claims: Sequence[Claim], keeper: Keeper) -> None:
+    """Have leases lapse whose body is in a task of a loop that is closed: it never ends."""
+    task = current_task()
+    for claim in claims if task is not None else ():
+        keeper.watch_renewals(claim, partial(_lapse, ref(task), claim.ref))
+
+
+def _lapse(task: ref[Any], of: ref[Claim]) -> None:
+    caller, claim = task(), of()
+    if caller and claim and not caller.done() and caller.get_loop().is_closed():
+        # Renewed no longer: its deadline ends it, and calls those who watch it.
+        Buckets.discard(claim)
 
 
 def add_loss_note(error: BaseException, lost: LeaseLost) -> None:

@@ -89,6 +89,13 @@ def refuse_wrong_with(cls: type) -> None:
     setattr(cls, leave, refuse)
 
 
+def refuse_copy(of: object) -> NoReturn:
+    raise TypeError(
+        f"a {type(of).__name__} is of this process and cannot be copied or pickled: hand on the"
+        " name and the URL of the store, and make another there"
+    )
+
+
 def warn_in_loop(waits: str, instead: str) -> None:
     """Warn if this thread runs an event loop, which stands still while a blocking call waits."""
     asyncio: Any = sys.modules.get("asyncio")
