@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import sys
 import threading
 import time
@@ -342,6 +343,43 @@ def test_a_coroutine_that_awaits_what_was_cancelled_has_failed_and_is_retried(
     assert (len(tries), run.attempt) == (2, 2)
     assert "CancelledError" in run.why
     assert "await inner" in run.output
+
+
+@pytest.mark.parametrize("kind", [concurrent.futures.CancelledError, asyncio.CancelledError])
+def test_a_function_that_met_a_cancelled_future_has_failed_and_is_retried(
+    store: str, jobs: incumbent.Jobs, kind: type[BaseException]
+) -> None:
+    tries = []
+
+    @jobs.cron(RARELY, retries=1, retry_backoff=0.01)
+    def bad() -> None:
+        tries.append(1)
+        raise kind
+
+    trigger(jobs, store, "bad")
+    eventually(lambda: [it.state for it in on_record(store, "bad")] == [SlotState.FAILED])
+    assert len(tries) == 2
+    assert "CancelledError" in on_record(store, "bad")[0].why
+
+
+def test_a_coroutine_that_its_ending_loop_cancels_is_no_lost_lease(
+    store: str, jobs: incumbent.Jobs
+) -> None:
+    began: list[asyncio.Event] = []
+
+    @jobs.cron(RARELY, retries=1)
+    async def hangs() -> None:
+        began[0].set()
+        await asyncio.sleep(60)
+
+    async def main() -> None:
+        began.append(asyncio.Event())
+        trigger(jobs, store, "hangs")
+        await began[0].wait()
+
+    asyncio.run(main())
+    eventually(lambda: [it.state for it in on_record(store, "hangs")] == [SlotState.LOST])
+    assert "the application cancelled" in on_record(store, "hangs")[0].why
 
 
 def test_an_exception_is_a_failure_and_is_retried(store: str, jobs: incumbent.Jobs) -> None:

@@ -39,6 +39,7 @@ from incumbent.cron.spec import (
     bounds_conflict,
     check_job_name,
     job_fields,
+    wants_run,
 )
 from incumbent.durations import Duration, parse_duration
 from incumbent.errors import ConfigError, Misuse, StoreError
@@ -261,6 +262,8 @@ class _FunctionRun:
         emit = partial(emit, job=spec.name, term=lease.fencing_token)
         self._attempts = Attempts(lease, spec, slot, emit)
         self._scope: LeaseScope | None = None
+        self._cancelled = False
+        """Whether the lease's own end has cancelled the coroutine."""
 
     def run(self) -> int:
         """Run to the end; the code says how it ended, or that the slot was given back."""
@@ -286,8 +289,13 @@ class _FunctionRun:
             self._call()
             end = AttemptEnd(SlotState.OK)
         except (asyncio.CancelledError, CancelledError):
-            cause = "signal:stop" if self._jobs.stopping.is_set() else "expired"
-            end = stopped(cause, clock.now() - began)
+            stopping = self._jobs.stopping.is_set()
+            if stopping or self._cancelled:
+                end = stopped("signal:stop" if stopping else "expired", clock.now() - began)
+            else:
+                # No retry here: its loop may be about to end, and would run nothing.
+                why = "the application cancelled its task, as the end of an event loop does"
+                end = AttemptEnd(SlotState.LOST, why=why, final=True)
         except SystemExit as error:
             # Scripts that became functions call sys.exit(): it ends this run and nothing else.
             end = AttemptEnd.of_exit(error)
@@ -313,10 +321,13 @@ class _FunctionRun:
         spec = self._spec
         call = cast("Callable[..., Any]", spec.call)  # see JobSpec
         run = JobRun(spec.name, self._slot, self._attempts.slot_record.attempt, self.lease)
-        given = {"run": run} if _wants_run(call) else {}
+        given = {"run": run} if wants_run(call) else {}
         if not is_async(call):
-            with self._span():
-                refuse_coroutine(call(**given), call, "make the job an `async def`")
+            try:
+                with self._span():
+                    refuse_coroutine(call(**given), call, "make the job an `async def`")
+            except (asyncio.CancelledError, CancelledError) as error:
+                raise RuntimeError("CancelledError, though nobody cancels a function") from error
             return
         loop = cast("asyncio.AbstractEventLoop", self._jobs.loop)  # a coroutine's jobs have one
         exits = asyncio.run_coroutine_threadsafe(self._run_coroutine(call(**given)), loop).result()
@@ -336,7 +347,7 @@ class _FunctionRun:
             return error
         finally:
             scope.close()
-            self._scope = None
+            self._scope, self._cancelled = None, scope.fired
         return None
 
     def _span(self) -> AbstractContextManager[None]:
@@ -351,14 +362,6 @@ class _FunctionRun:
             if self._jobs.stopping.wait(min(left, _CHECK_EVERY)) or not self.lease.valid:
                 return False
         return True
-
-
-def _wants_run(call: Callable[..., Any]) -> bool:
-    """Whether the function has a parameter `run`."""
-    try:
-        return "run" in inspect.signature(call).parameters
-    except (TypeError, ValueError):
-        return False
 
 
 # -- the jobs of an application --------------------------------------------------------------------

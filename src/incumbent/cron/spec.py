@@ -6,6 +6,7 @@ for JobSpec, or raises ConfigError. Pure.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -296,3 +297,11 @@ def job_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(made.get("command"), str):
         made["shell_line"] = made.pop("command")
     return made
+
+
+def wants_run(call: Callable[..., Any]) -> bool:
+    """Whether the function has a parameter `run`."""
+    try:
+        return "run" in inspect.signature(call).parameters
+    except (TypeError, ValueError):
+        return False
