@@ -245,7 +245,7 @@ def test_an_option_that_was_given_empty_is_not_left_out(
     store: str, touched: Path, words: tuple[str, ...]
 ) -> None:
     """An unset variable of a script would make it another fleet, or another candidate."""
-    done = called(["-s", store, *words, "--", "touch", str(touched)], environment())
+    done = incumbent("-s", store, *words, "--", "touch", touched)
     assert done.returncode == 64, done.stderr
 
 
@@ -266,7 +266,7 @@ def test_an_option_that_was_given_empty_is_not_left_out(
 )
 def test_a_question_with_an_empty_option_is_refused(store: str, words: tuple[str, ...]) -> None:
     with Lock("job", store=store):
-        done = called(["-s", store, *words], environment())
+        done = incumbent("-s", store, *words)
     assert (done.returncode, done.stdout) == (64, ""), done.stderr
 
 
