@@ -72,6 +72,11 @@ BAD_URLS = (
 )
 
 
+def test_a_port_that_no_server_has_is_what_is_wrong() -> None:
+    with pytest.raises(ConfigError, match="the port of the URL is from 1 on, not 0"):
+        parse_receiver("https://h:0/", "notify")
+
+
 @pytest.mark.parametrize("url", [*BAD_URLS, 7, None, ["SECRET"]])
 def test_a_url_that_cannot_be_used_is_refused_without_showing_it(url: object) -> None:
     with pytest.raises(ConfigError) as raised:
