@@ -72,9 +72,10 @@ def parse_receiver(value: object, key: str) -> Receiver:
         raise ConfigError(text, name=key) from None
     if parts.scheme not in _PORTS:
         raise ConfigError(f"{key}: the URL begins with https:// (or http://)", name=key)
-    if not host or port == 0:
-        text = "port of the URL is from 1 on, not 0" if host else "URL has no host"
-        raise ConfigError(f"{key}: the {text}", name=key)
+    if not host:
+        raise ConfigError(f"{key}: the URL has no host", name=key)
+    if port == 0:
+        raise ConfigError(f"{key}: the port of the URL is from 1 on, not 0", name=key)
     if parts.fragment:
         raise ConfigError(f"{key}: the part behind # is not sent to a server", name=key)
     login = parts.netloc.rpartition("@")[0]
