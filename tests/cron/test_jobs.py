@@ -15,6 +15,7 @@ import pytest
 
 import incumbent
 from incumbent import clock
+from incumbent.cron.instance import Instance
 from incumbent.cron.jobs import Background, _FunctionRun
 from incumbent.cron.ledger import PRUNED, SlotRecord, SlotState, read_job, runs_of
 from incumbent.cron.runs import ALREADY_RECORDED
@@ -526,6 +527,18 @@ def test_a_setting_that_cannot_work_is_refused(
     with pytest.raises(ConfigError, match=said):
         jobs.every(5, **settings)(test_a_setting_that_cannot_work_is_refused)
         jobs.start()
+
+
+def test_settings_that_cannot_work_are_refused_before_descriptors_are_open(
+    store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Instance] = []
+    monkeypatch.setattr(Instance, "__init__", lambda it, *_, **__: made.append(it))
+    jobs = incumbent.Jobs(store, ttl=-1)
+    jobs.every("1s", name="tick")(lambda: None)
+    with pytest.raises(ConfigError):
+        jobs.start()
+    assert not made
 
 
 def test_a_schedule_that_cannot_work_is_refused(store: str) -> None:

@@ -119,8 +119,11 @@ class Background:
         loop: asyncio.AbstractEventLoop | None,
         situation: Situation | None = None,
     ) -> None:
-        link, holder = link_for(store), str(lock["holder"])
+        link, holder, specs = link_for(store), str(lock["holder"]), tuple(specs)
         self._claimer = Claimer(link, namespace, lock)
+        for spec in specs:
+            # Before the instance, whose descriptors nobody would close.
+            self._claimer.wanted(spec)
         self._emit = emit
         self.runs: Runs[_FunctionRun] = Runs()
         self.stopping = threading.Event()
@@ -128,9 +131,6 @@ class Background:
         self.instance = Instance(
             specs, link, namespace, holder, self, emit, self.runs, situation=situation
         )
-        specs = self.instance.specs
-        for spec in specs:
-            self._claimer.wanted(spec)
         self._own_loop: asyncio.AbstractEventLoop | None = None
         if loop is None and any(spec.call and is_async(spec.call) for spec in specs):
             loop = self._own_loop = asyncio.new_event_loop()
