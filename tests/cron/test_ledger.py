@@ -314,6 +314,10 @@ def test_a_job_whose_schedule_changed_begins_now() -> None:
     assert known_until(SPEC, record((run(SlotState.OK),), job=facts)) is None
 
 
+def test_a_job_on_record_that_says_neither_since_nor_a_run_begins_now() -> None:
+    assert known_until(SPEC, record(job=b'{"schedule":"every 1m"}')) is None
+
+
 def test_catching_up_comes_after_what_is_on_record() -> None:
     facts = b'{"schedule":"every 1m","since":1}'
     spec = replace(SPEC, catch_up=CatchUp("last"))

@@ -235,6 +235,12 @@ def test_the_end_of_the_calendar_is_the_end_of_the_slots() -> None:
     assert cron_schedule("0 5 * * *", BERLIN).next_after(end) is None
 
 
+def test_an_instant_before_the_calendar_ends_no_slots() -> None:
+    schedule = CronSchedule("0 5 * * *", _plain="0 5 * * *")
+    schedule.next_after(-1e12)
+    assert schedule.next_after(0.0) == 5 * 3600.0
+
+
 # -- what is refused -------------------------------------------------------------------------------
 
 REFUSED = [

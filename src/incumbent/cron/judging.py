@@ -295,7 +295,7 @@ def known_until(spec: JobSpec, record: Record) -> float | None:
         return None
     since = _registered_since(record)
     known = [run.due for run, _ in runs_of(record.fields).values() if is_scheduled(run.slot)]
-    return max(*known, -inf if since is None else since, -1e12)
+    return max(known if since is None else [*known, since], default=None)
 
 
 def _registered_since(record: Record) -> float | None:

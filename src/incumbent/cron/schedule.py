@@ -216,8 +216,8 @@ class CronSchedule:
         try:
             found = self._search(instant)
         except (OverflowError, ValueError, OSError):
-            # Python's calendar ends with the year 9999.
-            found = None
+            # Python's calendar ends with the year 9999. Not kept: it also begins with the year 1.
+            return None
         self._last.span = (instant, found)
         return found
 
