@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from incumbent import clock
+from incumbent.cron.agenda import ClaimOrder
 from incumbent.cron.events import Emit
 from incumbent.cron.ledger import SlotRecord, SlotState
+from incumbent.cron.orders import Executor
 from incumbent.cron.runs import ALREADY_RECORDED, GAVE_BACK, NOT_BEGUN, STATE_OF, Claimer
 from incumbent.cron.schedule import Every
 from incumbent.cron.serving import CommandLauncher, _Serving
@@ -87,6 +90,18 @@ def test_a_zygote_that_is_gone_is_noticed_whatever_it_was_to_do() -> None:
     it.run_on_failure(SPEC, SlotRecord(SLOT.name, SlotState.LOST, SLOT.due))
     assert it.gone
     it.stop_all()
+
+
+def test_a_slot_is_told_as_given_back_only_if_it_was() -> None:
+    """The task that was being sent may have come through: its lease ends by itself."""
+    zygote, told = FakeZygote(), list[str]()
+    emit = cast("Any", lambda event, **_: told.append(event))
+    it = launcher(zygote, emit)
+    fleet = Executor([SPEC], "n", it._claimer.link.port, it, emit, lambda: SLOT.due)
+    zygote.dead = True
+    for name in ("manual/dies", "manual/is-gone"):
+        fleet._claim(ClaimOrder(replace(SPEC, name=name), replace(SLOT, name=name)))
+    assert told == ["fault", "given_back"]
 
 
 def test_a_claim_takes_the_slot_along_with_the_lease() -> None:

@@ -48,7 +48,11 @@ _COMMAND_SHOWN: Final = 200
 
 
 class CannotLaunch(Exception):
-    """This instance cannot start any run; the slot is given back."""
+    """This instance cannot start any run; the slot was given back, or ends with its lease."""
+
+    def __init__(self, why: str, *, given_back: bool = True) -> None:
+        super().__init__(why)
+        self.given_back = given_back
 
 
 class Launcher(Protocol[T]):
@@ -59,7 +63,7 @@ class Launcher(Protocol[T]):
         ...
 
     def launch(self, spec: JobSpec, slot: JobSlot, grant: T) -> None:
-        """Start the run. Raises CannotLaunch; then the slot was given back."""
+        """Start the run. Raises CannotLaunch."""
         ...
 
     def run_on_failure(self, spec: JobSpec, run: SlotRecord) -> None:
@@ -214,7 +218,8 @@ class Executor:
         try:
             self._launcher.launch(spec, slot, grant)
         except CannotLaunch as error:
-            self._emit("given_back", job=spec.name, slot=slot.name, why=str(error))
+            event = "given_back" if error.given_back else "fault"
+            self._emit(event, job=spec.name, slot=slot.name, why=str(error))
             dispatcher.claim_again(spec.name, slot, self._port.now())
         return True
 

@@ -72,11 +72,11 @@ class CommandLauncher:
     def launch(self, spec: JobSpec, slot: JobSlot, grant: Claim) -> None:
         if self.gone:
             self._claimer.release(grant)
-        else:
-            self._zygote.send(self._claimer.task_of(spec, slot, grant))
+            raise CannotLaunch("the process that starts commands is gone")
+        self._zygote.send(self._claimer.task_of(spec, slot, grant))
         if self.gone:
             # No process counts as the lease's holder: the lease ends, and other instances see that.
-            raise CannotLaunch("the process that starts commands is gone")
+            raise CannotLaunch("the process that starts commands died", given_back=False)
         # After the sending, and in time all the same: this thread reads the reports.
         self._claims[spec.name, slot.name] = grant
         self.runs.running[spec.name, slot.name] = slot
