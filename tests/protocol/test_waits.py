@@ -21,7 +21,9 @@ from incumbent import (
     clock,
 )
 from incumbent.model import Ask, Holding, Key, Queued, Refused, TakeOutcome
+from incumbent.protocol.acquire import acquire as protocol_acquire
 from incumbent.runtime.link import link_for
+from incumbent.stores.plan import run_blocking
 from tests.support.faulty import FaultyEngine
 
 AN_HOUR = 3600.0
@@ -291,3 +293,14 @@ def test_where_nobody_may_watch_time_proves_that_a_holder_is_dead(
     began = clock.now()
     assert acquire(script.engine, 0)
     assert clock.now() - began >= 0.05
+
+
+def test_a_slot_that_was_used_while_its_holder_was_watched_is_refused_as_used(
+    write: Write,
+) -> None:
+    held = Refused("held", OURS, 0.01, "1", holder_may_be_dead=True)
+    script, replies = write(held, Refused("used")), list[object]()
+    lock = Lock("a", store=script.engine)
+    with pytest.raises(NotAcquired):
+        run_blocking(protocol_acquire(lock._link.port, lock._wanted, 0, replies.append))
+    assert replies == [held, Refused("used")]

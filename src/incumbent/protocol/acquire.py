@@ -176,7 +176,7 @@ class _AcquireAttempt:
         if isinstance(outcome, OutcomeUnknown) and not outcome.permanent:
             await port.sleep_until(min(until, port.now() + backoff_delay(0, port.jitter())))
             if port.now() < until:
-                second = await self._ask(claim.wanted.unqueued)
+                second = await self._ask(claim.wanted.unqueued, until)
                 if isinstance(second, Granted):
                     return
                 outcome = second
@@ -199,7 +199,7 @@ class _AcquireAttempt:
                 await port.sleep_until(min(end, proved_at))
             # Each take has a request_timeout of its own: the proof may take
             # longer than a single try.
-            outcome = await _take(port, self.claim, wanted.unqueued, inf)
+            outcome = await self._ask(wanted.unqueued, inf)
         return outcome
 
     async def _try_until(self, outcome: Refused | StoreError) -> None:
@@ -228,7 +228,7 @@ class _AcquireAttempt:
                 if port.now() >= until:
                     # No time for another request: its failure would hide the store's refusal.
                     continue
-            answer = await self._ask(wanted.queued)
+            answer = await self._ask(wanted.queued, until)
             if isinstance(answer, Granted):
                 return
             if not (isinstance(answer, StoreUnavailable) and port.now() >= until):
@@ -243,8 +243,8 @@ class _AcquireAttempt:
             return False
         return self.until == inf or now + (refused.retry_after or 0.0) > self.until
 
-    async def _ask(self, ask: Ask) -> Granted | Refused | StoreError:
-        outcome = await _take(self.port, self.claim, ask, self.until)
+    async def _ask(self, ask: Ask, until: float) -> Granted | Refused | StoreError:
+        outcome = await _take(self.port, self.claim, ask, until)
         if self.on_refusal is not None and not isinstance(outcome, Granted):
             self.on_refusal(outcome)
         return outcome
