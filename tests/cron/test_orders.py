@@ -234,6 +234,22 @@ def test_an_outage_is_told_when_it_begins_once_a_minute_and_when_it_is_over() ->
     assert told == [False, False, True]
 
 
+def test_one_job_whose_key_the_store_refuses_is_told_once_a_minute() -> None:
+    told: list[bool] = []
+    nows = [100.0, 130.0, 140.0, 161.0]
+
+    def emit(_: str, /, **facts: Any) -> None:
+        told.append(facts["ok"])
+
+    it = Executor([], "n", link_for("memory:refused").port, Idle(), emit, lambda: 0.0)
+    it._port = cast("Any", SimpleNamespace(now=lambda: nows.pop(0)))
+    for permanent in (True, True, False, True):
+        it._report_outage(StoreUnavailable("it is so", permanent=permanent))
+        it._report_reply()
+    assert told == [False, True, False, True]
+    assert not nows
+
+
 def test_an_event_with_very_many_jobs_names_some_and_counts_the_rest() -> None:
     names = [f"a job with a long name {number}" for number in range(600)]
     said = json.loads(Events().line("reloaded", added=names, removed=names[:2]))

@@ -293,10 +293,11 @@ class Executor:
 
     def _report_outage(self, error: StoreError) -> None:
         now = self._port.now()
-        if not self._outage or now - self._reported_at >= _REPORT_EVERY:
-            self._reported_at = now
+        # What is permanent may be about the key of one job, with answers for others in between.
+        told = self._outage or error.permanent
+        if not told or now - self._reported_at >= _REPORT_EVERY:
+            self._reported_at, self._outage = now, True
             self._emit("store", ok=False, why=str(error))
-        self._outage = True
 
     def _report_reply(self) -> None:
         if self._outage:
