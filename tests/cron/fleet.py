@@ -19,10 +19,10 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from incumbent import clock
+from incumbent.cron.executor import Executor
 from incumbent.cron.fleet import PRESENCE
 from incumbent.cron.ledger import SlotRecord, read_job, runs_of
 from incumbent.cron.load import load_jobs
-from incumbent.cron.orders import Executor
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.locks.clients import Client
 from incumbent.model import Key, Refused

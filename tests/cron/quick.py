@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from typing import Any
 from unittest import mock
 
-from incumbent.cron import judging, ledger, orders, schedule
+from incumbent.cron import executor, judging, ledger, schedule
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSpec
 from incumbent.model import Field, Key, Record
@@ -121,15 +121,15 @@ def remembering() -> Iterator[None]:
         (ledger, "finished_spans", _of_number(ledger.finished_spans)),
         (judging, "finished_spans", _of_number(ledger.finished_spans)),
         (judging, "missed_slots", _of_spec(judging.missed_slots)),
-        (orders, "facts_of_job", _facts(_of_spec(orders.facts_of_job))),
+        (executor, "facts_of_job", _facts(_of_spec(executor.facts_of_job))),
         (Every, "describe", cache(Every.describe)),
     ]
     known_until = _of_record(judging.known_until, lambda _: True)
-    named += [(module, "known_until", known_until) for module in (judging, orders)]
-    named.append((orders, "gaps", _of_record(judging.gaps, _is_quiet)))
+    named += [(module, "known_until", known_until) for module in (judging, executor)]
+    named.append((executor, "gaps", _of_record(judging.gaps, _is_quiet)))
     named.append((judging, "slot_id", slot_id))
     named += [(module, "runs_of", runs_of) for module in (judging, ledger)]
-    named += [(module, "read_job", read_job) for module in (judging, ledger, orders)]
+    named += [(module, "read_job", read_job) for module in (judging, ledger, executor)]
     with ExitStack() as stack:
         for where, name, instead in named:
             stack.enter_context(mock.patch.object(where, name, instead))

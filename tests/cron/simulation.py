@@ -20,11 +20,11 @@ from functools import partial
 from heapq import heappop, heappush
 from math import inf
 
+from incumbent.cron.executor import Executor
 from incumbent.cron.fleet import PRESENCE, PRESENT_EVERY, UP, encode
 from incumbent.cron.folds import fold_number
 from incumbent.cron.judging import CLOCK_SPREAD, MISSED_AFTER
 from incumbent.cron.ledger import RUN, SLOT_KEEP, SlotRecord, SlotState, decode
-from incumbent.cron.orders import Executor
 from incumbent.cron.schedule import Every, Schedule, slot_id
 from incumbent.cron.spec import CatchUp, JobSlot, JobSpec
 from incumbent.errors import NotAcquired, OutcomeUnknown, StoreUnavailable

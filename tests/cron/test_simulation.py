@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from incumbent.cron import agenda, judging, ledger, orders
+from incumbent.cron import agenda, executor, judging, ledger
 from incumbent.cron.ledger import SlotState
 from incumbent.cron.schedule import Every, cron_schedule, slot_id
 from incumbent.cron.spec import CatchUp, JobSpec
@@ -212,7 +212,7 @@ def an_unanswered_claim_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(agenda.Dispatcher, "note_unanswered", forgets)
     patch.setattr(judging, "gaps", lambda *_: [])
-    patch.setattr(orders, "gaps", lambda *_: [])
+    patch.setattr(executor, "gaps", lambda *_: [])
 
 
 def a_lost_run_is_overwritten(patch: pytest.MonkeyPatch) -> None:

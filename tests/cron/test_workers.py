@@ -23,7 +23,7 @@ from incumbent.cron.ledger import TAIL, SlotRecord, SlotState, runs_of
 from incumbent.cron.runs import GAVE_BACK, NOT_BEGUN, STARTED, STATE_OF, Claimer
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
-from incumbent.cron.worker import FleetSettings
+from incumbent.cron.worker import WorkerSettings
 from incumbent.cron.zygote import RunOnFailure, StandBy, Stop, Zygote
 from incumbent.model import Key, Refused
 from incumbent.net.dial import is_ready
@@ -44,7 +44,7 @@ class Bench:
         self.url = f"sqlite:///{folder}/leases.db"
         self._log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
         self.zygote = Zygote(
-            FleetSettings(self.url, "default", "me", {"ttl": TTL}), Events(self._log)
+            WorkerSettings(self.url, "default", "me", {"ttl": TTL}), Events(self._log)
         )
         self.link = new_link(self.url)
         self.claimer = Claimer(self.link, "default", {"holder": "me", "ttl": TTL, "grace": 0.2})
@@ -297,9 +297,10 @@ def test_a_child_of_the_zygote_never_goes_on_in_its_place(bench: Bench) -> None:
 
 def test_the_zygote_never_goes_on_as_its_instance(tmp_path: Path) -> None:
     script = (
-        "from incumbent.cron.events import Events; from incumbent.cron.worker import FleetSettings;"
+        "from incumbent.cron.events import Events;"
+        "from incumbent.cron.worker import WorkerSettings;"
         "from incumbent.cron.zygote import Zygote;"
-        f"fleet = FleetSettings('sqlite:///{tmp_path}/leases.db', 'default', 'me', {{}});"
+        f"fleet = WorkerSettings('sqlite:///{tmp_path}/leases.db', 'default', 'me', {{}});"
         "Zygote(fleet, Events(2)).close();"
         "print('here', flush=True)"
     )

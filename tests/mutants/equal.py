@@ -48,11 +48,11 @@ _SINCE: dict[tuple[str, str], str] = {
         "self._plan(name, pending) -> pass",
     ): "test_looks_of_one_job_come_each_in_its_time",
     (
-        "cron/orders.py",
+        "cron/executor.py",
         "self._port.now() + _WITHIN -> (self._port.now() - _WITHIN)",
     ): "test_a_job_that_is_met_while_all_is_paused_has_a_second_to_be_paused_too",
     (
-        "cron/orders.py",
+        "cron/executor.py",
         "True -> False",
     ): "test_an_outage_is_told_when_it_begins_once_a_minute_and_when_it_is_over",
     (

@@ -198,7 +198,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _m(
         "a slot of before the clock was set back runs as one that came again",
-        "cron/orders.py",
+        "cron/executor.py",
         "(fold.named(slot) if slot.due <= wall else slot for slot in order.slots)",
         "(fold.named(slot) for slot in order.slots)",
         "tests/cron/test_set_back.py",
@@ -212,10 +212,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     _m(
         "a clock that is ahead cancels slots to come",
-        "cron/orders.py",
+        "cron/executor.py",
         "        if self._peers.any_behind(peers, missed[-1].due, self._port.now()):",
         "        if False:",
-        "tests/cron/test_orders.py::test_a_clock_that_is_an_hour_ahead_cancels_no_slot_that_is_yet_to_come",
+        "tests/cron/test_executor.py::test_a_clock_that_is_an_hour_ahead_cancels_no_slot_that_is_yet_to_come",
     ),
     _m(
         "a trigger of now is taken for a stale one",

@@ -108,7 +108,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "a lease is given back while something lives",
         "supervise/run.py",
-        "        if left_over:\n            self.lease.belief.abandon()\n",
+        "        if left_over:\n            self.lease.belief.leave_to_ttl()\n",
         "",
         "tests/supervise/test_survivors.py::test_what_outlives_kill_keeps_its_lease_until_that_runs_out",
     ),

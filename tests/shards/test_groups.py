@@ -96,7 +96,7 @@ def test_who_died_is_a_member_until_its_lease_ends_and_leaves_nothing(
     engine.faulty.put(roster, "@dead", b"", None, clock.now() + 30)
     group = Group("workers", store=engine, ttl=1)
     assert names(group.members()) == ["dead"]
-    lease.belief.abandon()
+    lease.belief.leave_to_ttl()
     with group.join():
         eventually(lambda: names(group.members()) == [group.holder])
         eventually(lambda: [*engine.faulty.read(roster, clock.now() + 30).fields] != ["@dead"])

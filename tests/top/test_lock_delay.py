@@ -30,7 +30,7 @@ def test_a_failed_holder_keeps_the_name_closed_for_the_delay_beyond_its_belief(
     assert renewed <= 1
     believed_until = lease.belief.proof.deadline
     assert believed_until > first
-    lease.belief.abandon()
+    lease.belief.leave_to_ttl()
     with pytest.raises(incumbent.NotAcquired, match="ttl has"):
         Lock("a", **settings).acquire(0)
     with Lock("a", **settings).acquire(20):

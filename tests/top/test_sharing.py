@@ -304,7 +304,7 @@ def test_a_waiter_hears_of_another_number_of_permits_when_its_turn_has_come(
     in_line(engine, 1)
     # As an operator does: this one did not stand in line, and comes before the waiter.
     with engine.faulty._changed:
-        writer.belief.abandon()
+        writer.belief.leave_to_ttl()
         engine.faulty.give(writer.belief.key, writer.belief.claim_id, None, clock.now() + 30)
         lease = Semaphore("a", 4, store=engine, timeout=0).acquire()
     waiter.join(PATIENCE)

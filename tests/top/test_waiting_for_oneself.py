@@ -213,7 +213,7 @@ def test_a_lease_that_was_let_go_or_lost_in_its_body_may_be_waited_for(
         lease.release()
         Lock("a", store=engine, timeout=1).acquire().release()
     with pytest.raises(incumbent.LeaseLost), Lock("a", store=engine).acquire() as lease:
-        lease.belief.abandon()
+        lease.belief.leave_to_ttl()
         engine.faulty.give(lease.belief.key, lease.belief.claim_id, None, clock.now() + 30)
         Lock("a", store=engine, timeout=1).acquire().release()
         raise incumbent.LeaseLost

@@ -23,7 +23,7 @@ from incumbent.cron.load import LoadedJobs, load_jobs
 from incumbent.cron.schedule import CronSchedule, find_zone, slot_id
 from incumbent.cron.serving import serve_jobs
 from incumbent.cron.spec import JobSpec, Problem
-from incumbent.cron.worker import MAX_RUNS, FleetSettings
+from incumbent.cron.worker import MAX_RUNS, WorkerSettings
 from incumbent.durations import parse_duration
 from incumbent.errors import ConfigError, StoreError
 from incumbent.locks.options import LockSettings, default_holder
@@ -91,7 +91,7 @@ def _load(request: CommandRequest) -> LoadedJobs:
     return loaded
 
 
-def _fleet_from(request: CommandRequest) -> FleetSettings:
+def _fleet_from(request: CommandRequest) -> WorkerSettings:
     make_key(request.namespace, "x")
     policy_of(request)
     drain = parse_duration(request.text_or("drain", _DRAIN), "drain")
@@ -102,7 +102,7 @@ def _fleet_from(request: CommandRequest) -> FleetSettings:
     # The holder is also part of a field's name.
     if not 1 <= len(holder) <= 200 or not holder.isprintable() or " " in holder:
         raise ConfigError("holder: 1 to 200 printable characters without blanks", name="holder")
-    return FleetSettings(
+    return WorkerSettings(
         store_url(request.text("store")),
         request.namespace,
         holder,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from incumbent import clock
+from incumbent.cron.executor import without_secrets
 from incumbent.cron.ledger import SlotState, runs_of
 from incumbent.cron.once import OnceRun
-from incumbent.cron.orders import without_secrets
 from incumbent.cron.schedule import slot_id
 from incumbent.decorators import begin_once_blocking
 from incumbent.errors import StoreError

@@ -3,7 +3,7 @@ clocks, random numbers and the store's replies.
 
 The agenda is a heap over the next slot of every job. It says which slots this instance should *ask
 for*; only the ledger says which instance runs a slot. The agenda names a slot twice only after the
-clock was set back (see `note_clock`). The dispatcher makes the orders, which `orders` carries out:
+clock was set back (see `note_clock`). The dispatcher makes the orders; `executor` carries them out:
 
     a slot is due --> ClaimOrder --granted--> the run's process takes over
                             |

@@ -1,6 +1,6 @@
 """One instance of a fleet: a loop that wakes when an order is due, asks the store, and sleeps.
 
-    a slot is due ------------+              +--> claims and checks (`orders`) --> runs
+    a slot is due ------------+              +--> claims and checks, by `executor` --> runs
     a run began or ended -----+--> a step ---+--> triggers of operators
     the control key changed --+              +--> sign of life, sweep
 
@@ -20,6 +20,7 @@ from typing import Any, Final
 from incumbent import clock, meters
 from incumbent.chance import draw_jitter
 from incumbent.cron.events import Emit
+from incumbent.cron.executor import Executor, Launcher
 from incumbent.cron.fleet import (
     CONTROL,
     PRESENCE,
@@ -35,7 +36,6 @@ from incumbent.cron.fleet import (
     up_now,
 )
 from incumbent.cron.news import JobNews
-from incumbent.cron.orders import Executor, Launcher
 from incumbent.cron.runs import ALREADY_RECORDED, GAVE_BACK, STATE_OF, Runs
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.durations import backoff_delay

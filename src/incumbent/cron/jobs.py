@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, Unpack, 
 
 from incumbent import clock, meters
 from incumbent.cron.events import Emit, log_event
+from incumbent.cron.executor import CannotLaunch
 from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import OUTPUT_MOST, SlotRecord, SlotState
-from incumbent.cron.orders import CannotLaunch
 from incumbent.cron.runs import NOT_RECORDED, AttemptEnd, Attempts, Claimer, Runs, code_of, stopped
 from incumbent.cron.schedule import Every, Schedule, cron_schedule
 from incumbent.cron.spec import (

@@ -15,10 +15,10 @@ from typing import Final
 
 from incumbent import clock
 from incumbent.cron.events import Emit, Events
+from incumbent.cron.executor import CannotLaunch
 from incumbent.cron.instance import Instance
 from incumbent.cron.ledger import SlotRecord
 from incumbent.cron.news import JobNews
-from incumbent.cron.orders import CannotLaunch
 from incumbent.cron.runs import (
     ALREADY_RECORDED,
     FAULT,
@@ -32,7 +32,7 @@ from incumbent.cron.runs import (
     without_schedule,
 )
 from incumbent.cron.spec import JobSlot, JobSpec
-from incumbent.cron.worker import FleetSettings
+from incumbent.cron.worker import WorkerSettings
 from incumbent.cron.zygote import RunOnFailure, StandBy, Stop, Zygote
 from incumbent.errors import ConfigError
 from incumbent.model import Refused
@@ -122,7 +122,7 @@ class CommandLauncher:
 
 def serve_jobs(
     specs: Iterable[JobSpec],
-    fleet: FleetSettings,
+    fleet: WorkerSettings,
     reread: Callable[[], tuple[JobSpec, ...]],
     events: Events,
     health: Callable[[Situation], AbstractContextManager[None]] = lambda _: nullcontext(),

@@ -75,7 +75,7 @@ MAX_RUNS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class FleetSettings:
+class WorkerSettings:
     """The settings on which the instances of a fleet agree, and those of this instance.
 
     `drain`: seconds. `max_runs`: the most runs at a time in this instance.
@@ -143,7 +143,7 @@ class Inbox:
 
 
 def run_worker(
-    fleet: FleetSettings,
+    fleet: WorkerSettings,
     channel: socket.socket,
     first: Task | None,
     events: Events,
@@ -181,7 +181,7 @@ class _TaskRunner:
 
     def __init__(
         self,
-        fleet: FleetSettings,
+        fleet: WorkerSettings,
         channel: socket.socket,
         link: Link,
         guard: Guard,
@@ -494,7 +494,9 @@ def run_on_failure(
     events("on_failure", slot=ended.slot, code=child.returncode, why=why)
 
 
-def handle_lost_run(fleet: FleetSettings, spec: JobSpec, ended: SlotRecord, events: Events) -> None:
+def handle_lost_run(
+    fleet: WorkerSettings, spec: JobSpec, ended: SlotRecord, events: Events
+) -> None:
     """Be the process that runs on_failure for a run that was lost with another instance."""
     # It ends in its time: TERM is for runs under a lease. A handler is not inherited by a command.
     signal.signal(signal.SIGTERM, lambda *_: None)

@@ -33,8 +33,8 @@ from incumbent.cron.runs import FAULT, LEAVES, NOT_BEGUN, PREPARED, STARTED, Tas
 from incumbent.cron.spec import JobSpec
 from incumbent.cron.worker import (
     HELD_BACK,
-    FleetSettings,
     Inbox,
+    WorkerSettings,
     handle_lost_run,
     packed,
     run_worker,
@@ -75,7 +75,7 @@ class Zygote:
     `gone`: the zygote ended, so nothing can be started any more.
     """
 
-    def __init__(self, fleet: FleetSettings, events: Events) -> None:
+    def __init__(self, fleet: WorkerSettings, events: Events) -> None:
         ours, its = socket.socketpair()
         # Before the freeze and the fork: what is loaded now is shared, and a fork's child need not
         # load it. No connection is made, which two processes would share.
@@ -135,7 +135,7 @@ def _warm_up(url: str) -> None:
 # -- the process -----------------------------------------------------------------------------------
 
 
-def _run_zygote(channel: socket.socket, fleet: FleetSettings, events: Events) -> NoReturn:
+def _run_zygote(channel: socket.socket, fleet: WorkerSettings, events: Events) -> NoReturn:
     code = FAULT
     try:
         # Leave the terminal: ^C must reach only the instance, which drains.
@@ -151,7 +151,7 @@ def _run_zygote(channel: socket.socket, fleet: FleetSettings, events: Events) ->
 
 
 class _ZygoteLoop:
-    def __init__(self, channel: socket.socket, fleet: FleetSettings, events: Events) -> None:
+    def __init__(self, channel: socket.socket, fleet: WorkerSettings, events: Events) -> None:
         self._channel = channel
         self._inbox = Inbox(channel)
         self._fleet = fleet

@@ -196,7 +196,7 @@ class Claim:
             self.machine.note_leaving()
             # Not logged here: a finalizer may run while this thread is in a handler of the log.
             debt = self.debt(self.port.now(), undo_slot=False)
-            self.port.owe(replace(debt, dropped=True))
+            self.port.owe(replace(debt, collected=True))
             warnings.warn(
                 f"the lease on {self.wanted.key.name!r} was dropped without a release; it is being"
                 " given back: use `with`, or keep it and call release()",

@@ -25,7 +25,7 @@ class Debt:
     `closed_until`: the instant until which at_least_for keeps the name closed, by our clock.
     `reserve_for`: the successor for which the name is reserved until `reserved_until`, likewise.
     `only_leaves_line`: the claim certainly holds nothing.
-    `shared`: the claim was made with permits. `dropped`: nobody had released the lease.
+    `shared`: the claim was made with permits. `collected`: as garbage, still held.
     """
 
     key: Key
@@ -38,7 +38,7 @@ class Debt:
     reserved_until: float = -inf
     only_leaves_line: bool = False
     shared: bool = False
-    dropped: bool = False
+    collected: bool = False
 
     def parting(self, now: float) -> Parting:
         """The further effects of a give at `now`; a closing has precedence over a reservation."""

@@ -119,7 +119,7 @@ class Debts:
             self._owed.append(owed)
             return
         key, timeout = owed.debt.key, min(_SETTLE_TIMEOUT, renewals_due - now)
-        if owed.debt.dropped and not owed.tries:
+        if owed.debt.collected and not owed.tries:
             _log.warning("%s: a lease was dropped without a release, and is given back", key.name)
         try:
             settled = run_blocking(settle(port, owed.debt, timeout))

@@ -211,7 +211,7 @@ class LeaseView:
         if self._claim.machine.valid(clock.now()):
             self.link.keeper.renew_now(self._claim, ignore, after=after)
 
-    def abandon(self) -> None:
+    def leave_to_ttl(self) -> None:
         """Neither renew nor release: some work still runs, so only the ttl may end the lease."""
         if self._claim.machine.valid(clock.now()):
             self._claim.machine.note_leaving()

@@ -191,7 +191,7 @@ class _TermLoop:
         seconds = clock.now() - began
         # Neither renewed nor given back: what survived KILL may still write.
         if left_over:
-            self.lease.belief.abandon()
+            self.lease.belief.leave_to_ttl()
         cause, leaving, status = self.progress.cause, self.progress.leaving, self.child.status
         return Ending(cause, status, seconds, survivors=survivors, leaving=leaving)
 

@@ -12,10 +12,10 @@ from typing import Any, cast
 import pytest
 
 from incumbent.cron.events import Events
+from incumbent.cron.executor import Executor, facts_of_job, without_secrets
 from incumbent.cron.fleet import PRESENCE, Peers, SignOfLife, encode
 from incumbent.cron.ledger import RUN, SLOT_KEEP, SlotRecord, SlotState
 from incumbent.cron.ledger import encode as encode_run
-from incumbent.cron.orders import Executor, facts_of_job, without_secrets
 from incumbent.cron.schedule import Every
 from incumbent.cron.spec import JobSlot, JobSpec
 from incumbent.errors import StoreUnavailable
