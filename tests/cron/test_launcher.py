@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from incumbent.cron.orders import Executor
 
 from incumbent import clock
 from incumbent.cron.agenda import ClaimOrder
 from incumbent.cron.events import Emit
+from incumbent.cron.executor import Executor
 from incumbent.cron.ledger import SlotRecord, SlotState
 from incumbent.cron.runs import ALREADY_RECORDED, GAVE_BACK, NOT_BEGUN, STATE_OF, Claimer
 from incumbent.cron.schedule import Every
