@@ -494,9 +494,7 @@ def run_on_failure(
     events("on_failure", slot=ended.slot, code=child.returncode, why=why)
 
 
-def handle_lost_run(
-    fleet: WorkerSettings, spec: JobSpec, ended: SlotRecord, events: Events
-) -> None:
+def handle_lost_run(fleet: WorkerSettings, spec: JobSpec, run: SlotRecord, events: Events) -> None:
     """Be the process that runs on_failure for a run that was lost with another instance."""
     # It ends in its time: TERM is for runs under a lease. A handler is not inherited by a command.
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -505,8 +503,8 @@ def handle_lost_run(
     with closing(Output(standard)) as output:
         output.become_stdout()
         events = events.with_facts(standard, job=spec.name)
-        output.pass_on(0, events, ended.slot)
-        run_on_failure(spec, ended, fleet.shared_store, output, events.written_by(output.put))
+        output.pass_on(0, events, run.slot)
+        run_on_failure(spec, run, fleet.shared_store, output, events.written_by(output.put))
 
 
 def _facts_of(spec: JobSpec, ended: SlotRecord) -> dict[str, str]:

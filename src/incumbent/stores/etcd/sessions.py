@@ -435,9 +435,8 @@ class Sessions:
     def sweep(self, session: Session) -> EtcdProgram[None]:
         """Remove claims whose own time ran out although their session, or the next one, lives."""
         now = _now()
-        earlier = [
-            one for one in list(self.by_id.values()) if one.of_earlier_term and one is not session
-        ]
+        others = [one for one in list(self.by_id.values()) if one is not session]
+        earlier = [one for one in others if one.of_earlier_term]
         overdue = [state for one in (session, *earlier) for state in self.overdue(one, now)]
         for start in range(0, len(overdue), kv.NESTED_MOST):
             batch = yield from self._still_there(overdue[start : start + kv.NESTED_MOST])
