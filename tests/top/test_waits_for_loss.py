@@ -146,3 +146,5 @@ def test_a_process_that_was_frozen_before_it_entered_can_enter_again(
             return "entered"
 
     assert asyncio.run(work()) == "entered"
+    # Neither of them is left as one that was entered.
+    assert lock._entries == []
