@@ -14,6 +14,7 @@ import pytest
 from incumbent.cron.events import Events
 from incumbent.cron.executor import Executor, facts_of_job, without_secrets
 from incumbent.cron.fleet import PRESENCE, Peers, SignOfLife, encode
+from incumbent.cron.folds import FOLD, Fold, encode_fold
 from incumbent.cron.ledger import RUN, SLOT_KEEP, SlotRecord, SlotState
 from incumbent.cron.ledger import encode as encode_run
 from incumbent.cron.schedule import Every
@@ -80,6 +81,39 @@ class Idle:
 
 LATE = JobSlot.at(1_000_000_000.0)
 GONE = SlotRecord(LATE.name, SlotState.RUNNING, LATE.due, "gone", 3, LATE.due)
+
+
+@pytest.mark.parametrize(
+    ("behind", "attempt", "asked"),
+    [
+        pytest.param(60.0, 1, [], id="to come"),
+        pytest.param(-60.0, 2, [], id="a retry"),
+        pytest.param(-60.0, 1, ["2001-09-09T01:46:40Z~2"], id="over again"),
+    ],
+)
+def test_a_slot_of_a_time_that_was_taken_back_is_not_claimed_again_and_again(
+    behind: float, attempt: int, asked: list[str]
+) -> None:
+    """Its run may not begin, and the check after that found the slot free, at once and for ever."""
+    link = link_for(f"memory:taken-back-{next(NUMBERS)}")
+    spec = JobSpec(name="job", schedule=Every(600), command=("true",), retries=1)
+    claimed: list[str] = []
+
+    class Asked(Idle):
+        def claim(self, spec: JobSpec, slot: JobSlot) -> Refused:
+            claimed.append(slot.name)
+            return Refused("held")
+
+    fold = Fold(2, LATE.due - 3600, LATE.due + 3600)
+    link.store.put(Key("n", "job"), FOLD, encode_fold(fold), None, 1e12)
+    executor = Executor(
+        [spec], "n", link.port, Asked(), lambda *_, **__: None, lambda: LATE.due - behind
+    )
+    executor.begin([])
+    executor.dispatcher.check_at("job", LATE if attempt == 1 else LATE.next_attempt(), 0.0)
+    for _ in range(3):
+        executor.carry_out_orders()
+    assert claimed == asked
 
 
 @pytest.mark.parametrize(

@@ -199,8 +199,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     _m(
         "a slot of before the clock was set back runs as one that came again",
         "cron/executor.py",
-        "(fold.named(slot) if slot.due <= wall else slot for slot in order.slots)",
-        "(fold.named(slot) for slot in order.slots)",
+        "[fold.named(slot) if slot.due <= wall else slot for slot in order.slots]",
+        "[fold.named(slot) for slot in order.slots]",
         "tests/cron/test_set_back.py",
     ),
     _m(

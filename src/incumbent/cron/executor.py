@@ -230,9 +230,12 @@ class Executor:
         fold, wall = self._renew_fold(spec, record), self._wall()
         # Only instants that have passed again are renamed: a slot that is still to come was named
         # before the clock was set back.
-        slots = (fold.named(slot) if slot.due <= wall else slot for slot in order.slots)
-        order = replace(order, slots=tuple(slots))
+        named = [fold.named(slot) if slot.due <= wall else slot for slot in order.slots]
+        # One of a time that was taken back may not begin. One to come has another name by then.
+        outdated = [slot for slot in named if fold.outdates(slot.name, slot.due)]
+        order = replace(order, slots=tuple(slot for slot in named if slot not in outdated))
         findings = judge(spec, record, order.slots, wall)
+        findings.rechecks += [(slot.due - wall, slot) for slot in outdated if slot.due > wall]
         self._drop_early_misses(order, findings)
         for run, version, why in findings.lost:
             if run_blocking(ledger.lose(run, version, why, self._wall())):
