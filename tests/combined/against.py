@@ -73,8 +73,8 @@ _THEN = {
     "None, self.now(), self.wall())": "None, self.now(), self.wall(), closed_for=0.0, slot=None)",
     "self.wall(), parting)": "self.wall(), **parting)",
     "parting.closed_for": "parting.get('closed_for', 0.0)",
-    "from incumbent.stores.base import NO_LIMITS, Give, GiveAnswers, Take, TakeAnswers": "NO_LIMITS"
-    " = None\nGive = GiveAnswers = Take = TakeAnswers = object",
+    "from incumbent.stores.base import NO_LIMITS, Answers, Give, Take": "NO_LIMITS = None\n"
+    "Answers = list\nGive = Take = object",
     "incumbent.stores.memory import MemoryTable": "incumbent.stores.table import MemoryTable",
     "machine.sent_at": "machine._sent",
     "from incumbent.stores.base import Give, Take": "Give = Take = object",
