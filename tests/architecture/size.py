@@ -51,7 +51,7 @@ class Limit:
 
 
 LIMITS = {
-    "lines that count": Limit(limit=63_321, aim=49_000),
+    "lines that count": Limit(limit=63_320, aim=49_000),
     "comment lines of 100": Limit(limit=4.0, aim=4.0, at_least=True),
     "files": Limit(limit=285, aim=200),
     "class names that several bear": Limit(limit=5, aim=5),

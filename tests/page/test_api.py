@@ -329,6 +329,7 @@ def test_many_views_of_a_big_fleet_cost_the_store_a_reading_in_five_seconds(
     [
         *("show=fialed", "sort=bogus", "limit=abc", "limit=-1", "limt=3", "window=7x", "page=x"),
         *("shwo=", "shwo", "show=", "limit=0", "page=0", "limit=", "limit=1&limit=2", "q=a&q=a"),
+        *("page=1000000", "limit=1000000", "page=-1"),
     ],
 )
 def test_a_query_that_is_misspelt_is_refused_with_what_is_known(url: str, query: str) -> None:

@@ -231,7 +231,8 @@ class Executor:
         # Only instants that have passed again are renamed: a slot that is still to come was named
         # before the clock was set back.
         named = [fold.named(slot) if slot.due <= wall else slot for slot in order.slots]
-        # One of a time that was taken back may not begin. One to come has another name by then.
+        # A slot of a time that was taken back may not begin: a claim of it would be asked for again
+        # at once. One that is still to come gets its new name when it is due.
         outdated = [slot for slot in named if fold.outdates(slot.name, slot.due)]
         order = replace(order, slots=tuple(slot for slot in named if slot not in outdated))
         findings = judge(spec, record, order.slots, wall)

@@ -125,7 +125,7 @@ class Election(ElectionHandle[Term]):
     term. `ttl` (15 s): after a leader's crash, how long until another one is elected. `timeout`:
     seconds that a campaign waits (None: for ever). `on_elected(term)`,
     `on_revoked(LeaseLost | None)` (None: an orderly end) and `on_leader_change(Leader | None)` run
-    in a thread of their own and never delay a renewal. The last one sends no requests: it reports
+    in one thread for all callbacks, and delay no renewal. The last one sends no request: it reports
     the changes that this candidate notices as it campaigns and leads (`observe` sees every change).
     `priority` (0 or more): a waiting candidate of higher priority takes over from this one once the
     term has lasted `step_down_after` (seconds; at least a ttl, by default two). None: neither takes

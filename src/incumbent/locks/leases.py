@@ -196,7 +196,8 @@ class AnyLease:
 
     def _be_first_to_release(self) -> None:
         """Raise AlreadyReleased if another thread is a step ahead."""
-        # One step. Not forgotten after an interruption: that thread may try again.
+        # `setdefault` is one step for all threads. Kept after an interruption: that thread may try
+        # again.
         me = threading.get_ident()
         if self._releaser.setdefault(None, me) != me:
             raise self._released_before()

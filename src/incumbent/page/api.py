@@ -43,10 +43,9 @@ def look(
     if table == "events":
         return _enveloped(reading, now, _events(reading, view))
     if table in PAGE_OF:
-        limit, page = given.get("limit", ""), given.get("page", "")
-        most = min(int(limit), _LIMIT_MOST) if limit.isdecimal() and len(limit) < 9 else _LIMIT
-        shown = View.of({**given, "name": "", table: page})
-        return _enveloped(reading, now, _table(reading, shown, table, max(1, most), now))
+        most = min(View.number_in(given.get("limit", "")) or _LIMIT, _LIMIT_MOST)
+        shown = View.of({**given, "name": "", table: given.get("page", "")})
+        return _enveloped(reading, now, _table(reading, shown, table, most, now))
     return None
 
 
@@ -59,9 +58,8 @@ def mistake_in(asked: Sequence[tuple[str, str]]) -> str:
             return f"{key[:40]!r} is there twice"
         if key in choices and value not in choices[key]:
             return f"{key}={value[:40]!r}: one of {', '.join(choices[key])}"
-        plain = value.isascii() and value.isdecimal() and len(value) < 9
-        if key in _NUMBERS and not (plain and int(value)):
-            return f"{key}={value[:40]!r}: a number from 1"
+        if key in _NUMBERS and View.number_in(value) is None:
+            return f"{key}={value[:40]!r}: a number from 1 to 999999"
         if key not in (*choices, *_NUMBERS, "q", "permit"):
             known = ", ".join((*choices, *_NUMBERS, "q"))
             return f"{key[:40]!r} is unknown here: {known}"

@@ -63,21 +63,22 @@ class View(NamedTuple):
             show=show if show in FAULTS else "",
             q=given.get("q", "")[:_SEARCH_MOST],
             sort=sort if sort in SORTS else "worst",
-            leases=_number(given.get("leases", "")),
-            jobs=_number(given.get("jobs", "")),
+            leases=cls.number_in(given.get("leases", "")) or 1,
+            jobs=cls.number_in(given.get("jobs", "")) or 1,
             name=given.get("name", ""),
         )
+
+    @staticmethod
+    def number_in(text: str) -> int | None:
+        """The number from 1 to 999999 that a field of a query has, or None."""
+        plain = text.isascii() and text.isdecimal() and len(text) < 7
+        return (int(text) or None) if plain else None
 
     def query(self, **changes: Any) -> str:
         """The query of this view with some changes: "" or "?..." without what is by default."""
         wanted, default = self._replace(**changes)._asdict(), View()._asdict()
         named = {key: value for key, value in wanted.items() if value != default[key]}
         return f"?{urlencode(named, errors='replace')}" if named else ""
-
-
-def _number(text: str) -> int:
-    plain = text.isascii() and text.isdecimal() and len(text) < 7
-    return max(1, int(text)) if plain else 1
 
 
 class NameEntry(NamedTuple):

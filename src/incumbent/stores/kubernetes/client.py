@@ -77,7 +77,7 @@ class KubernetesDeciding(Deciding):
 
 
 class KubernetesClient(PlannedTogether[None], BoundedRunner[W, None]):
-    """The operations. `known`: what this process knows; `served`: the server has served it."""
+    """The operations. `known`: what this process knows; `served`: the server has answered it."""
 
     served = False
     renews_one_by_one = True
